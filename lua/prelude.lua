@@ -1,0 +1,276 @@
+--[[
+Shared by every script: the positions of the record, the clock, and the few rules that more than one transition needs.
+
+The composer (src/store/scripts.rs) puts, in this order: the script's own `#!lua` line, `local SCRIPT = '<name>'`, this file, the body.
+A script reads the record, decides on a plain table and writes the record once, last. Absent values are '', 0 or {}; never nil or
+false, which would turn the packed array into a map. docs/PROTOCOL.md binds; src/store/record.rs names the same positions in Rust.
+]]
+local SCHEMA = 1
+local EVENTS_MAX = 32     -- the last events off the happy path that a record keeps
+local REQUESTS_MAX = 16   -- the last request ids that a record remembers
+local ABORTED_MAX = 8     -- attempts that touched no provider, beyond the route's own attempts
+
+-- The record of a job.
+local P = {
+  schema = 1, job_id = 2, digest = 3, fingerprint = 4, owner = 5, route = 6, class = 7, state = 8,
+  version = 9, revision = 10, created_ms = 11, updated_ms = 12, ended_ms = 13, deadline_ms = 14,
+  next_at_ms = 15, holder = 16, holder_lease_ms = 17, completed_by = 18, retain_until_ms = 19,
+  canceled_by = 20, reason = 21, policy = 22, attempts = 23, events = 24, requests = 25,
+  input_head = 26, input_blob_bytes = 27, input_body = 28,
+  result_head = 29, result_blob_bytes = 30, result_body = 31,
+}
+-- The route's rules, as they were when the job was submitted.
+local L = {
+  attempts_max = 1, race_max = 2, race_after_ms = 3, key_life_ms = 4, retention_ms = 5, release = 6, quarantine_ms = 7,
+}
+-- One attempt; its number is its place in the list.
+local A = {
+  state = 1, token = 2, provider = 3, gateway = 4, version = 5, started_ms = 6, lease_ms = 7, sequence = 8, ended_ms = 9,
+  reason = 10, url = 11, request_hash = 12, certificate = 13, remote_id = 14, model = 15,
+}
+-- One event: { at_ms, event, attempt, actor, detail }.
+
+local ECHO = ''        -- what the caller recognizes its reply by; each body sets it
+local JUST_ENDED = false
+
+-- A whole number as text: Lua 5.1 prints large ones as 1.7e+12.
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+local function reply(status, ...)
+  return { status, SCRIPT, ECHO, ... }
+end
+
+-- Refuses a caller's bug, or a record that nobody may interpret, with an error of the store.
+local function fault(code, detail)
+  error({ err = code .. ' ' .. SCRIPT .. ': ' .. detail })
+end
+
+local function number_of(value, name)
+  local n = tonumber(value)
+  if not n or n < 0 or n ~= math.floor(n) or n > 9007199254740991 then
+    fault('BADARG', name .. ' must be a whole number from 0, got ' .. tostring(value))
+  end
+  return n
+end
+
+local function unpack_record(packed)
+  local ok, record = pcall(cmsgpack.unpack, packed)
+  if not ok or type(record) ~= 'table' then
+    fault('BADRECORD', 'the record is not MessagePack')
+  end
+  if record[P.schema] ~= SCHEMA then
+    fault('BADSCHEMA', 'the record has schema ' .. tostring(record[P.schema]) .. ', this script reads ' .. SCHEMA)
+  end
+  if #record ~= P.result_body then
+    fault('BADRECORD', 'the record has ' .. #record .. ' fields, not ' .. P.result_body)
+  end
+  return record
+end
+
+-- The record, or nil where there is none or, with a job id, where it is another incarnation's.
+local function read(key, job_id)
+  local packed = redis.call('GET', key)
+  if not packed then
+    return nil
+  end
+  local record = unpack_record(packed)
+  if job_id and record[P.job_id] ~= job_id then
+    return nil
+  end
+  return record, packed
+end
+
+-- Redis' time in whole milliseconds; for a job it never runs backwards, whatever the server's clock does.
+local function clock(record)
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  if record and now < record[P.updated_ms] then
+    return record[P.updated_ms]
+  end
+  return now
+end
+
+local function ended(record)
+  return record[P.ended_ms] > 0
+end
+
+local function gone(record, now)
+  return ended(record) and now >= record[P.retain_until_ms]
+end
+
+local function is_open(attempt)
+  local state = attempt[A.state]
+  return state == 'starting' or state == 'running' or state == 'unknown'
+end
+
+-- How many attempts are in each state.
+local function census(record)
+  local count = { starting = 0, running = 0, unknown = 0, aborted = 0, abandoned = 0, open = 0 }
+  for _, attempt in ipairs(record[P.attempts]) do
+    local state = attempt[A.state]
+    count[state] = (count[state] or 0) + 1
+    if is_open(attempt) then
+      count.open = count.open + 1
+    end
+  end
+  return count
+end
+
+-- Precedence: ended > canceling > running > unknown > pending.
+local function derive(record)
+  if ended(record) then
+    return record[P.state]
+  end
+  if record[P.canceled_by] ~= '' then
+    return 'canceling'
+  end
+  local count = census(record)
+  if count.starting + count.running > 0 then
+    return 'running'
+  end
+  return count.unknown > 0 and 'unknown' or 'pending'
+end
+
+local function deadline_passed(record, now)
+  return record[P.deadline_ms] > 0 and now >= record[P.deadline_ms]
+end
+
+-- Attempts that touched a provider are bounded by the route; those that never did, by ABORTED_MAX more.
+local function exhausted(record)
+  local count = census(record)
+  local made = #record[P.attempts]
+  local limit = record[P.policy][L.attempts_max]
+  return made - count.aborted >= limit or made >= limit + ABORTED_MAX
+end
+
+-- The attempt of that number if the token is its own, else nil.
+local function attempt_of(record, number, token)
+  local attempt = record[P.attempts][number]
+  if attempt and attempt[A.token] == token then
+    return attempt
+  end
+  return nil
+end
+
+local function note(record, now, event, number, actor, detail)
+  local events = record[P.events]
+  events[#events + 1] = { now, event, number, actor, detail }
+  if #events > EVENTS_MAX then
+    table.remove(events, 1)
+  end
+end
+
+local function remembers(record, request_id)
+  for _, known in ipairs(record[P.requests]) do
+    if known == request_id then
+      return true
+    end
+  end
+  return false
+end
+
+local function remember(record, request_id)
+  local requests = record[P.requests]
+  requests[#requests + 1] = request_id
+  if #requests > REQUESTS_MAX then
+    table.remove(requests, 1)
+  end
+end
+
+local function end_job(record, now, state, reason)
+  record[P.state] = state
+  record[P.reason] = reason
+  record[P.ended_ms] = now
+  record[P.version] = record[P.version] + 1
+  record[P.retain_until_ms] = now + record[P.policy][L.retention_ms]
+  record[P.next_at_ms] = 0
+  record[P.holder] = ''
+  record[P.holder_lease_ms] = 0
+  JUST_ENDED = true
+end
+
+local function close(attempt, now, state, reason)
+  attempt[A.state] = state
+  attempt[A.ended_ms] = now
+  attempt[A.lease_ms] = 0
+  attempt[A.reason] = reason
+end
+
+-- A result may be claimed once, by an attempt that began under the version which still stands.
+local function may_win(record, attempt)
+  return not ended(record) and record[P.completed_by] == 0 and attempt[A.version] == record[P.version]
+end
+
+local function win(record, now, number, result)
+  record[P.completed_by] = number
+  record[P.result_head] = result.head
+  record[P.result_blob_bytes] = result.blob_bytes
+  record[P.result_body] = result.body
+  end_job(record, now, 'succeeded', '')
+end
+
+-- After an attempt closed without a success: the job ends, waits for its other attempts, or may begin again.
+-- follow.mode is 'retry' or 'end'; follow.delay_ms is how long to wait before the next attempt; follow.holder keeps the job for
+-- the caller for follow.lease_ms beyond that.
+local function settle(record, now, follow, reason)
+  local count = census(record)
+  if ended(record) or count.open > 0 then
+    return
+  end
+  if record[P.canceled_by] ~= '' then
+    return end_job(record, now, count.abandoned > 0 and 'indeterminate' or 'canceled', reason)
+  end
+  if follow.mode == 'retry' and not exhausted(record) and not deadline_passed(record, now + follow.delay_ms) then
+    record[P.next_at_ms] = now + follow.delay_ms
+    record[P.holder] = follow.holder
+    record[P.holder_lease_ms] = follow.holder == '' and 0 or now + follow.delay_ms + follow.lease_ms
+    return
+  end
+  if count.abandoned > 0 then
+    return end_job(record, now, 'indeterminate', reason)
+  end
+  end_job(record, now, 'failed', reason)
+end
+
+-- The one write. An open job has no TTL; the key's life begins with the end; later changes keep what is left of it.
+local function write(key, record, now)
+  record[P.state] = derive(record)
+  record[P.updated_ms] = now
+  record[P.revision] = record[P.revision] + 1
+  local packed = cmsgpack.pack(record)
+  if JUST_ENDED then
+    redis.call('SET', key, packed, 'PX', text(record[P.policy][L.key_life_ms]))
+  elseif ended(record) then
+    redis.call('SET', key, packed, 'KEEPTTL')
+  else
+    redis.call('SET', key, packed)
+  end
+end
+
+-- When somebody should look at the job next, in ms; 0 for never.
+local function next_due(record, now)
+  if ended(record) then
+    local strip = record[P.input_body] ~= '' or record[P.result_body] ~= ''
+    if strip and record[P.policy][L.retention_ms] < record[P.policy][L.key_life_ms] then
+      return record[P.retain_until_ms]
+    end
+    return 0
+  end
+  local due = record[P.deadline_ms] > now and record[P.deadline_ms] or 0
+  local function at(moment)
+    if moment > 0 and (due == 0 or moment < due) then
+      due = moment
+    end
+  end
+  for _, attempt in ipairs(record[P.attempts]) do
+    if attempt[A.state] == 'starting' or attempt[A.state] == 'running' then
+      at(attempt[A.lease_ms])
+    end
+  end
+  if derive(record) == 'pending' then
+    at(math.max(record[P.holder_lease_ms], record[P.next_at_ms], now))
+  end
+  return due
+end

@@ -1,0 +1,63 @@
+#!lua flags=allow-oom
+--[[
+tick_job: let time act on a job: leases that lapsed, a deadline that passed, bytes that need no longer be kept.
+
+A lapsed attempt that was starting never touched a provider: aborted. One that was running may have: unknown, never failed. The
+call names no incarnation because it only compares the record's own times with the clock.
+
+Sent again, it finds nothing left to do.
+
+KEYS
+  [1] job     STRING, the record (docs/PROTOCOL.md)
+ARGV
+  [1] echo    text, given back in the reply
+REPLY { status, script, echo, detail… }
+  ticked, job_id, job state, due_ms, changes     changes: words among aborted, unknown, deadline, stripped, with a space between
+  unchanged, job_id, job state, due_ms           due_ms: when to look again, 0 for never or "only at what is unknown"
+  not_found                                      no such job
+WRITES the record, once, if something changed
+COST   O(attempts)
+]]
+ECHO = ARGV[1]
+local record = read(KEYS[1])
+if not record then
+  return reply('not_found')
+end
+local now = clock(record)
+local changes = {}
+local function changed(word)
+  if changes[#changes] ~= word then
+    changes[#changes + 1] = word
+  end
+end
+
+local retry = { mode = 'retry', delay_ms = 0, lease_ms = 0, holder = '' }
+for number, attempt in ipairs(record[P.attempts]) do
+  local state = attempt[A.state]
+  if (state == 'starting' or state == 'running') and attempt[A.lease_ms] <= now then
+    local becomes = state == 'starting' and 'aborted' or 'unknown'
+    close(attempt, now, becomes, 'lease_lapsed')
+    note(record, now, becomes, number, attempt[A.gateway], 'lease_lapsed')
+    changed(becomes)
+    if not ended(record) then
+      record[P.reason] = 'lease_lapsed'
+    end
+    settle(record, now, retry, 'lease_lapsed')
+  end
+end
+if not ended(record) and deadline_passed(record, now) and census(record).open == 0 then
+  note(record, now, 'deadline', 0, 'onejob', '')
+  settle(record, now, { mode = 'end' }, 'deadline')
+  changed('deadline')
+end
+if gone(record, now) and (record[P.input_body] ~= '' or record[P.result_body] ~= '') then
+  record[P.input_head], record[P.input_blob_bytes], record[P.input_body] = '', 0, ''
+  record[P.result_head], record[P.result_blob_bytes], record[P.result_body] = '', 0, ''
+  changed('stripped')
+end
+
+if #changes == 0 then
+  return reply('unchanged', record[P.job_id], record[P.state], text(next_due(record, now)))
+end
+write(KEYS[1], record, now)
+return reply('ticked', record[P.job_id], record[P.state], text(next_due(record, now)), table.concat(changes, ' '))

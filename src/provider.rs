@@ -1,0 +1,276 @@
+//! What onejob asks of a provider, and what an outcome is.
+//!
+//! The [`Provider`] trait is the seam between the runtime and the world that does the work. An adapter's whole duty is to judge an
+//! outcome *from what it knows was sent*: a timeout after the first byte may have left is [`Outcome::Unknown`], never a failure.
+//! Adapters know nothing of Redis or of the state machine; they are given a [`Call`] and return an [`Outcome`].
+//!
+//! The table of outcomes is `docs/PROTOCOL.md`, "Outcomes".
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::fingerprint::{Sha256Bytes, sha256};
+use crate::job::JobId;
+
+pub mod http;
+#[cfg(feature = "gateway")]
+pub mod simulated;
+
+/// What a job asks for, as it was submitted, independent of any provider.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Upper case. Empty: the provider's own default.
+    pub method: String,
+    /// Path with query, appended to the provider's base URL. Empty: the provider's own default.
+    pub target: String,
+    /// The content type as sent; `""` for none.
+    pub content_type: String,
+    /// Further headers that go to the provider, in order; names lower case. Never a credential.
+    pub headers: Vec<(String, String)>,
+    /// The body.
+    pub body: Arc<[u8]>,
+}
+
+/// A request as it will go to one provider, byte for byte.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendered {
+    /// Upper case.
+    pub method: String,
+    /// The resolved URL. It is stored with the attempt; status calls will use it though the configuration has changed.
+    pub url: String,
+    /// In order, names lower case, without credentials and without what names the attempt: the adapter adds those when it sends.
+    pub headers: Vec<(String, String)>,
+    /// The body.
+    pub body: Arc<[u8]>,
+}
+
+impl Rendered {
+    /// Computes SHA-256 over method, URL, headers and body: what the attempt's record says was sent.
+    pub fn hash(&self) -> Sha256Bytes {
+        let mut text = format!("{} {}\n", self.method, self.url);
+        for (name, value) in &self.headers {
+            text.push_str(name);
+            text.push_str(": ");
+            text.push_str(value);
+            text.push('\n');
+        }
+        text.push('\n');
+        let mut bytes = text.into_bytes();
+        bytes.extend_from_slice(&self.body);
+        sha256(&bytes)
+    }
+}
+
+/// Why a request cannot be rendered for a provider. Nothing was sent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RenderError(pub String);
+
+/// One attempt's one call to its provider.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// What to send.
+    pub rendered: Rendered,
+    /// The job, for the provider's logs.
+    pub job_id: JobId,
+    /// The attempt's number, from 1.
+    pub attempt: u32,
+    /// The attempt's own idempotency key: the same for every repetition of this attempt, another for every other attempt.
+    pub idempotency_key: String,
+    /// W3C trace context, passed on unchanged.
+    pub traceparent: Option<String>,
+    /// Must be asked, after connecting and just before the first byte.
+    pub fence: Fence,
+    /// When the call must be over: the provider's total timeout or the job's deadline, whichever comes first.
+    pub deadline: Instant,
+}
+
+/// A provider's complete answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Response {
+    /// The HTTP status, or 200 from a provider that has none.
+    pub status: u16,
+    /// End-to-end headers in order, names lower case.
+    pub headers: Vec<(String, String)>,
+    /// The complete body.
+    pub body: Arc<[u8]>,
+}
+
+/// How an attempt ended, judged from what is known to have been sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing left for the provider: no connection, no TLS, fenced, refused by our own limits. Another provider may try.
+    NotSent {
+        /// Why, without secrets.
+        reason: String,
+    },
+    /// The provider refused: a definite failure.
+    Rejected {
+        /// Why, without secrets.
+        reason: String,
+        /// What it answered.
+        response: Response,
+        /// How long it wants to be left alone.
+        retry_after: Option<Duration>,
+    },
+    /// The provider did it, but what it made is not valid for the route: a definite failure.
+    InvalidOutput {
+        /// Why, without secrets.
+        reason: String,
+    },
+    /// It may have happened. No other attempt begins until something proves what happened.
+    Unknown {
+        /// Why, without secrets.
+        reason: String,
+    },
+    /// It happened, and this is the complete answer.
+    Succeeded {
+        /// The answer.
+        response: Response,
+        /// The provider's own name for the work, if it gave one.
+        remote_id: Option<String>,
+        /// The model that answered, if it said so.
+        model: Option<String>,
+    },
+}
+
+impl Outcome {
+    /// The word for it in metrics and in `failover_on`: a closed set.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Outcome::NotSent { .. } => "not_sent",
+            Outcome::Rejected { .. } => "rejected",
+            Outcome::InvalidOutput { .. } => "invalid_output",
+            Outcome::Unknown { .. } => "unknown",
+            Outcome::Succeeded { .. } => "succeeded",
+        }
+    }
+}
+
+/// What a provider says of an earlier attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    /// It settled: this is its outcome (never [`Outcome::Unknown`] or [`Outcome::NotSent`]).
+    Settled(Outcome),
+    /// It is still being worked on.
+    StillRunning,
+    /// The provider has never heard of it; believed only after the quarantine.
+    NotFound,
+    /// The provider no longer knows: past its retention.
+    Expired,
+    /// It was stopped.
+    Canceled,
+    /// This provider cannot be asked, or did not answer. Changes nothing.
+    NoAnswer {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// An earlier attempt, as the record has it: what a status call needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// The stored URL it was sent to.
+    pub url: String,
+    /// The provider's own name for the work, `""` if it gave none.
+    pub remote_id: String,
+    /// The attempt's idempotency key.
+    pub idempotency_key: String,
+}
+
+/// A future that a provider returns.
+pub type ProviderFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A provider: something outside that does the work once for each attempt.
+///
+/// `submit` is called at most once for an attempt. It must ask [`Fence::check`] just before the first byte leaves, must end by
+/// [`Call::deadline`], and must return [`Outcome::Unknown`] wherever it cannot *know*. Its future runs to its end: onejob never drops
+/// it because a client went away; it may be dropped when the process stops, and the attempt is then marked unknown.
+pub trait Provider: Send + Sync + 'static {
+    /// Renders the request for this provider. Pure: the same request gives the same bytes, and nothing is sent.
+    ///
+    /// # Errors
+    /// The request makes no sense to this provider; the attempt is not begun.
+    fn render(&self, request: &Request) -> Result<Rendered, RenderError>;
+
+    /// Sends one attempt and waits for its outcome.
+    fn submit(&self, call: Call) -> ProviderFuture<'_, Outcome>;
+
+    /// Asks what became of an attempt, by the provider's own id for it.
+    fn status(&self, sent: Sent) -> ProviderFuture<'_, Evidence> {
+        drop(sent);
+        no_answer("this provider has no status call")
+    }
+
+    /// Asks what became of an attempt, by our idempotency key.
+    fn find(&self, sent: Sent) -> ProviderFuture<'_, Evidence> {
+        drop(sent);
+        no_answer("this provider cannot find an attempt by its key")
+    }
+
+    /// Asks the provider to stop an attempt.
+    fn cancel(&self, sent: Sent) -> ProviderFuture<'_, Evidence> {
+        drop(sent);
+        no_answer("this provider has no cancel call")
+    }
+}
+
+fn no_answer<'a>(reason: &'static str) -> ProviderFuture<'a, Evidence> {
+    Box::pin(std::future::ready(Evidence::NoAnswer { reason: reason.to_owned() }))
+}
+
+/// The last check before the first byte: is the attempt still ours to send?
+///
+/// The lease clock starts before the first send of the call that granted the lease, and runs on `CLOCK_BOOTTIME`, which goes on
+/// while the machine sleeps. Past lease minus margin, nothing may be sent any more. See `docs/PROTOCOL.md`, "A paused gateway".
+#[derive(Clone)]
+pub struct Fence {
+    sendable_until_ms: Arc<AtomicU64>,
+}
+
+/// The lease has run out, or the attempt was fenced: nothing may be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("fenced: the lease ran out before the first byte")]
+pub struct Fenced;
+
+impl Fence {
+    /// A fence that lets pass until a moment of [`boottime_ms`].
+    pub fn until(boottime_ms: u64) -> Self {
+        Fence { sendable_until_ms: Arc::new(AtomicU64::new(boottime_ms)) }
+    }
+
+    /// Whether the first byte may leave now.
+    ///
+    /// # Errors
+    /// It may not: return [`Outcome::NotSent`].
+    pub fn check(&self) -> Result<(), Fenced> {
+        if boottime_ms() < self.sendable_until_ms.load(Ordering::Acquire) { Ok(()) } else { Err(Fenced) }
+    }
+
+    /// Moves the fence after the lease was extended.
+    pub fn extend(&self, boottime_ms: u64) {
+        self.sendable_until_ms.fetch_max(boottime_ms, Ordering::AcqRel);
+    }
+
+    /// Closes the fence for good.
+    pub fn close(&self) {
+        self.sendable_until_ms.store(0, Ordering::Release);
+    }
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Fence")
+    }
+}
+
+/// Milliseconds on `CLOCK_BOOTTIME`: monotonic, and counting while the machine is suspended.
+pub fn boottime_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    u64::try_from(now.tv_sec).expect("the boot clock is positive") * 1000
+        + u64::try_from(now.tv_nsec).expect("nanoseconds are positive") / 1_000_000
+}
