@@ -1,6 +1,9 @@
 //! One job per intent.
 pub mod attempt;
 pub mod config;
+pub mod error;
 pub mod fingerprint;
 pub mod job;
+pub mod metrics;
 pub mod provider;
+pub mod store;

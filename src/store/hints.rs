@@ -1,0 +1,226 @@
+//! Hints: when to look at a job, and which jobs have an unknown attempt.
+//!
+//! A hint is never the truth about a job. A dangling one is harmless and taken away when somebody looks; a missing one is repaired by a
+//! slow scan. It is written before the transition that needs it, and only ever moved to an earlier time by a caller: a client that
+//! submits again and again cannot put off the look at its job.
+
+use redis::Value;
+
+use crate::error::StoreError;
+use crate::job::{Identity, SHARDS};
+use crate::store::scripts::Script;
+use crate::store::{Store, retry};
+
+/// Most keys that one step of the slow scan asks for.
+const SCAN_COUNT: usize = 128;
+
+/// A hint as it was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hint {
+    /// Which job.
+    pub identity: Identity,
+    /// Its score: when to look, or since when unknown, Unix ms of Redis.
+    pub at_ms: u64,
+}
+
+impl Store {
+    pub(super) fn hint_due(&self, identity: Identity, at_ms: u64) -> redis::Cmd {
+        add(&self.inner.keys.due(identity.shard()), identity, at_ms)
+    }
+
+    pub(super) fn hint_unknown(&self, identity: Identity, since_ms: u64) -> redis::Cmd {
+        add(&self.inner.keys.unknown(identity.shard()), identity, since_ms)
+    }
+
+    pub(super) fn settle_due(&self, identity: Identity, seen_ms: u64, due_ms: u64) -> redis::Cmd {
+        settle(&self.inner.keys.due(identity.shard()), identity, seen_ms, due_ms)
+    }
+
+    /// Writes that a job has, or is about to have, an unknown attempt.
+    pub(crate) async fn note_unknown(&self, identity: Identity, since_ms: u64) -> Result<(), StoreError> {
+        self.command(self.hint_unknown(identity, since_ms)).await.map(drop)
+    }
+
+    /// Asks for a job to be looked at no later than at a moment.
+    pub(crate) async fn note_due(&self, identity: Identity, at_ms: u64) -> Result<(), StoreError> {
+        self.command(self.hint_due(identity, at_ms)).await.map(drop)
+    }
+
+    /// The hints that are due in some shards, at most `limit` of each, the oldest first.
+    pub(crate) async fn due(&self, shards: &[u8], limit: usize) -> Result<Vec<Hint>, StoreError> {
+        let now_ms = self.now_ms();
+        let ask = |shard: &u8| {
+            let mut command = redis::cmd("ZRANGEBYSCORE");
+            command.arg(self.inner.keys.due(*shard)).arg(0).arg(now_ms).arg("WITHSCORES").arg("LIMIT").arg(0).arg(limit);
+            command
+        };
+        self.hints(shards.iter().map(ask).collect()).await
+    }
+
+    /// The first hints of every shard, `due` or `unknown`, the oldest first over all shards.
+    pub(crate) async fn oldest(&self, which: Which, limit: usize) -> Result<Vec<Hint>, StoreError> {
+        let ask = |shard: u8| {
+            let key = match which {
+                Which::Due => self.inner.keys.due(shard),
+                Which::Unknown => self.inner.keys.unknown(shard),
+            };
+            let mut command = redis::cmd("ZRANGE");
+            command.arg(key).arg(0).arg(limit.saturating_sub(1)).arg("WITHSCORES");
+            command
+        };
+        let mut hints = self.hints((0..SHARDS).map(ask).collect()).await?;
+        hints.sort_unstable_by_key(|hint| (hint.at_ms, hint.identity));
+        hints.truncate(limit);
+        Ok(hints)
+    }
+
+    /// How many hints of each kind there are, and since when the oldest job is unknown.
+    pub(crate) async fn hint_counts(&self) -> Result<HintCounts, StoreError> {
+        let mut commands = Vec::with_capacity(usize::from(SHARDS) * 3);
+        for shard in 0..SHARDS {
+            for key in [self.inner.keys.due(shard), self.inner.keys.unknown(shard)] {
+                let mut command = redis::cmd("ZCARD");
+                command.arg(key);
+                commands.push(command);
+            }
+            let mut command = redis::cmd("ZRANGE");
+            command.arg(self.inner.keys.unknown(shard)).arg(0).arg(0).arg("WITHSCORES");
+            commands.push(command);
+        }
+        let values = self.commands(commands).await?;
+        let mut counts = HintCounts::default();
+        for shard in values.chunks(3) {
+            let [open, unknown, oldest] = shard else { continue };
+            counts.open += number(open)?;
+            counts.unknown += number(unknown)?;
+            let oldest = read(oldest.clone())?.first().map(|hint| hint.at_ms);
+            counts.unknown_since_ms = [counts.unknown_since_ms, oldest].into_iter().flatten().min();
+        }
+        Ok(counts)
+    }
+
+    /// Moves a due hint to another time, or takes it away (0), unless somebody has moved it since it was seen.
+    pub(crate) async fn move_due(&self, hint: Hint, due_ms: u64) -> Result<(), StoreError> {
+        self.settle_now(self.inner.keys.due(hint.identity.shard()), hint, due_ms).await
+    }
+
+    /// Takes an unknown hint away, unless somebody has moved it since it was seen.
+    pub(crate) async fn drop_unknown(&self, hint: Hint) -> Result<(), StoreError> {
+        self.settle_now(self.inner.keys.unknown(hint.identity.shard()), hint, 0).await
+    }
+
+    /// Since when a job stands among the unknown ones, if it does.
+    pub(crate) async fn unknown_hint(&self, identity: Identity) -> Result<Option<Hint>, StoreError> {
+        let mut command = redis::cmd("ZSCORE");
+        command.arg(self.inner.keys.unknown(identity.shard())).arg(identity.to_string());
+        let score: Option<f64> =
+            redis::from_redis_value(self.command(command).await?).map_err(|error| StoreError::fatal("BADREPLY", error))?;
+        Ok(score.map(|score| Hint { identity, at_ms: score as u64 }))
+    }
+
+    async fn settle_now(&self, key: String, hint: Hint, due_ms: u64) -> Result<(), StoreError> {
+        let value = self.command(settle(&key, hint.identity, hint.at_ms, due_ms)).await;
+        match value {
+            Ok(_) => Ok(()),
+            Err(StoreError::Fatal { code, .. }) if code == "NOSCRIPT" => {
+                let mut command = redis::cmd("EVAL");
+                command.arg(Script::SettleHint.code()).arg(1).arg(&key);
+                command.arg(hint.identity.to_string()).arg(hint.at_ms).arg(due_ms);
+                self.command(command).await.map(drop)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// One step of the slow scan for open jobs without a hint: repairs what it finds.
+    ///
+    /// Returns the next cursor (0: once around) and how many hints it wrote. Ended jobs have a TTL and are skipped.
+    pub(crate) async fn repair_hints(&self, cursor: u64) -> Result<(u64, u64), StoreError> {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(self.inner.keys.job_pattern()).arg("COUNT").arg(SCAN_COUNT).arg("TYPE").arg("string");
+        let (next, keys): (u64, Vec<Vec<u8>>) =
+            redis::from_redis_value(self.command(scan).await?).map_err(|error| StoreError::fatal("BADREPLY", error))?;
+        let jobs: Vec<(Identity, Vec<u8>)> =
+            keys.into_iter().filter_map(|key| Some((self.inner.keys.identity_of(&key)?, key))).collect();
+        if jobs.is_empty() {
+            return Ok((next, 0));
+        }
+        let lives = jobs.iter().map(|(_, key)| {
+            let mut command = redis::cmd("PTTL");
+            command.arg(key);
+            command
+        });
+        let lives = self.commands(lives.collect()).await?;
+        let open = jobs.iter().zip(&lives).filter(|(_, life)| matches!(life, Value::Int(-1)));
+        let now_ms = self.now_ms();
+        let repair: Vec<redis::Cmd> = open
+            .map(|((identity, _), _)| {
+                let mut command = redis::cmd("ZADD");
+                command.arg(self.inner.keys.due(identity.shard())).arg("NX").arg(now_ms).arg(identity.to_string());
+                command
+            })
+            .collect();
+        if repair.is_empty() {
+            return Ok((next, 0));
+        }
+        let mut repaired = 0;
+        for value in self.commands(repair).await? {
+            repaired += number(&value)?;
+        }
+        Ok((next, repaired))
+    }
+
+    async fn hints(&self, commands: Vec<redis::Cmd>) -> Result<Vec<Hint>, StoreError> {
+        let values = self.commands(commands).await?;
+        let lists: Vec<Vec<Hint>> = values.into_iter().map(read).collect::<Result<_, _>>()?;
+        Ok(lists.into_iter().flatten().collect())
+    }
+}
+
+/// One of the two kinds of hints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    Due,
+    Unknown,
+}
+
+/// How many hints of each kind there are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HintCounts {
+    pub(crate) open: u64,
+    pub(crate) unknown: u64,
+    pub(crate) unknown_since_ms: Option<u64>,
+}
+
+/// LT: never put off.
+fn add(key: &str, identity: Identity, at_ms: u64) -> redis::Cmd {
+    let mut command = redis::cmd("ZADD");
+    command.arg(key).arg("LT").arg(at_ms).arg(identity.to_string());
+    command
+}
+
+fn settle(key: &str, identity: Identity, seen_ms: u64, due_ms: u64) -> redis::Cmd {
+    let mut command = redis::cmd("EVALSHA");
+    command.arg(Script::SettleHint.sha1()).arg(1).arg(key).arg(identity.to_string()).arg(seen_ms).arg(due_ms);
+    command
+}
+
+fn number(value: &Value) -> Result<u64, StoreError> {
+    match value {
+        Value::Int(number) => Ok(u64::try_from(*number).unwrap_or(0)),
+        Value::ServerError(error) => Err(retry::of_server(error)),
+        other => Err(StoreError::fatal("BADREPLY", format!("a number was expected, not {other:?}"))),
+    }
+}
+
+/// Reads `member score member score …`; a member that is no identity is skipped, it cannot be ours.
+fn read(value: Value) -> Result<Vec<Hint>, StoreError> {
+    if let Value::ServerError(error) = &value {
+        return Err(retry::of_server(error));
+    }
+    let pairs: Vec<(String, f64)> = redis::from_redis_value(value).map_err(|error| StoreError::fatal("BADREPLY", error))?;
+    Ok(pairs
+        .into_iter()
+        .filter_map(|(member, score)| Some(Hint { identity: member.parse().ok()?, at_ms: score as u64 }))
+        .collect())
+}

@@ -1,0 +1,71 @@
+//! The names of the keys. Nothing else composes one; user text never appears in one.
+
+use crate::fingerprint::Sha256Bytes;
+use crate::job::Identity;
+
+/// The keys under one prefix.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys {
+    prefix: String,
+}
+
+impl Keys {
+    pub(crate) fn new(prefix: &str) -> Self {
+        Keys { prefix: prefix.to_owned() }
+    }
+
+    /// The record of a job: STRING.
+    pub(crate) fn job(&self, identity: Identity) -> String {
+        format!("{}:{{{identity}}}", self.prefix)
+    }
+
+    /// Bytes too large for the record, named by their content: STRING.
+    pub(crate) fn blob(&self, identity: Identity, sha256: &Sha256Bytes) -> String {
+        format!("{}:{{{identity}}}:b:{}", self.prefix, hex(sha256))
+    }
+
+    /// When to look at a job: ZSET.
+    pub(crate) fn due(&self, shard: u8) -> String {
+        format!("{}:due:{{{shard:02x}}}", self.prefix)
+    }
+
+    /// Jobs with an unknown attempt: ZSET.
+    pub(crate) fn unknown(&self, shard: u8) -> String {
+        format!("{}:unknown:{{{shard:02x}}}", self.prefix)
+    }
+
+    /// Where the end of a job is announced: a channel.
+    pub(crate) fn done(&self, shard: u8) -> String {
+        format!("{}:done:{{{shard:02x}}}", self.prefix)
+    }
+
+    /// The schema: HASH.
+    pub(crate) fn meta(&self) -> String {
+        format!("{}:meta", self.prefix)
+    }
+
+    /// A key that never exists, for the canary.
+    pub(crate) fn canary(&self) -> String {
+        format!("{}:canary", self.prefix)
+    }
+
+    /// What a record's key looks like to SCAN.
+    pub(crate) fn job_pattern(&self) -> String {
+        format!("{}:{{{}}}", self.prefix, "?".repeat(19))
+    }
+
+    /// The identity in a record's key.
+    pub(crate) fn identity_of(&self, key: &[u8]) -> Option<Identity> {
+        let key = std::str::from_utf8(key).ok()?;
+        key.strip_prefix(self.prefix.as_str())?.strip_prefix(":{")?.strip_suffix('}')?.parse().ok()
+    }
+}
+
+/// Lower-case hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

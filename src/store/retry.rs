@@ -1,0 +1,50 @@
+//! The three classes of errors, and how often a call is made again.
+//!
+//! *Not executed*: nothing happened, again. *Ambiguous*: the same call with the same token, which the scripts answer equivalently.
+//! *Fatal*: again would not help. The table is `docs/PROTOCOL.md`, "Errors of the store".
+
+use std::time::Duration;
+
+use redis::{RedisError, ServerError};
+
+use crate::error::{Refusal, StoreError};
+
+/// How often one call is sent at most.
+pub(crate) const TRIES_MAX: u32 = 3;
+/// The pause before a call is sent again; doubles.
+pub(crate) const PAUSE: Duration = Duration::from_millis(20);
+
+/// Classifies what Redis answered.
+pub(crate) fn of_server(error: &ServerError) -> StoreError {
+    let code = error.code();
+    let detail = error.details().unwrap_or_default().to_owned();
+    let refusal = match code {
+        "OOM" => Refusal::Oom,
+        "NOREPLICAS" => Refusal::NoReplicas,
+        "READONLY" => Refusal::ReadOnly,
+        "MISCONF" => Refusal::Misconf,
+        "LOADING" => Refusal::Loading,
+        "BUSY" => Refusal::Busy,
+        "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" => Refusal::Cluster,
+        // A script met the limit before its first line; Redis 7.0 wraps some of these refusals.
+        _ if detail.contains("OOM ") || detail.contains("used memory > 'maxmemory'") => Refusal::Oom,
+        _ => return StoreError::fatal(code, detail),
+    };
+    StoreError::NotExecuted { code: refusal, detail }
+}
+
+/// Whether Redis has forgotten the script.
+pub(crate) fn is_noscript(error: &ServerError) -> bool {
+    error.code() == "NOSCRIPT"
+}
+
+/// Classifies what happened to a connection after the call was handed to it.
+pub(crate) fn of_connection(error: &RedisError) -> StoreError {
+    if error.is_connection_refusal() {
+        return StoreError::NotExecuted { code: Refusal::Connect, detail: error.to_string() };
+    }
+    if let Some(server) = error.clone().into_server_errors().and_then(|errors| errors.first().map(|(_, error)| error.clone())) {
+        return of_server(&server);
+    }
+    StoreError::Ambiguous { detail: error.to_string() }
+}

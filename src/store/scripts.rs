@@ -1,0 +1,77 @@
+//! The Lua scripts, composed and hashed.
+//!
+//! What a script does stands in its own header, under `lua/`. Here: the script's `#!lua` line, then its name, then the prelude, then
+//! its body, joined once. Nothing here knows what a script means.
+
+use std::sync::LazyLock;
+
+const PRELUDE: &str = include_str!("../../lua/prelude.lua");
+
+macro_rules! scripts {
+    ($($variant:ident $name:literal,)*) => {
+        /// One script under `lua/`.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Script { $(#[doc = concat!("`lua/", $name, ".lua`")] $variant,)* }
+
+        impl Script {
+            /// Every script.
+            pub const ALL: &[Script] = &[$(Script::$variant,)*];
+
+            /// Its name: the file's, without the ending.
+            pub fn name(self) -> &'static str {
+                match self { $(Script::$variant => $name,)* }
+            }
+
+            fn source(self) -> &'static str {
+                match self { $(Script::$variant => include_str!(concat!("../../lua/", $name, ".lua")),)* }
+            }
+        }
+    };
+}
+
+scripts! {
+    SubmitJob "submit_job",
+    BeginAttempt "begin_attempt",
+    MarkRunning "mark_running",
+    ExtendLease "extend_lease",
+    FinishAttempt "finish_attempt",
+    ResolveAttempt "resolve_attempt",
+    CancelJob "cancel_job",
+    TickJob "tick_job",
+    ReopenJob "reopen_job",
+    ReadJob "read_job",
+    SettleHint "settle_hint",
+}
+
+struct Composed {
+    code: String,
+    sha1: String,
+}
+
+static COMPOSED: LazyLock<Vec<Composed>> = LazyLock::new(|| {
+    let compose = |script: &Script| {
+        let (shebang, body) = script.source().split_once('\n').expect("a script begins with its #!lua line");
+        let code = format!("{shebang}\nlocal SCRIPT = '{}'\n{PRELUDE}\n{body}", script.name());
+        let sha1 = redis::Script::new(&code).get_hash().to_owned();
+        Composed { code, sha1 }
+    };
+    Script::ALL.iter().map(compose).collect()
+});
+
+impl Script {
+    /// The whole text, as Redis gets it.
+    pub fn code(self) -> &'static str {
+        &COMPOSED[self as usize].code
+    }
+
+    /// Whether the hint sent before it is the job's only one. The other scripts meet jobs that have one already, and must go through
+    /// even when Redis is out of memory and refuses the hint.
+    pub(crate) fn needs_its_hint(self) -> bool {
+        matches!(self, Script::SubmitJob | Script::BeginAttempt | Script::ReopenJob)
+    }
+
+    /// Its SHA-1, by which Redis remembers it.
+    pub fn sha1(self) -> &'static str {
+        &COMPOSED[self as usize].sha1
+    }
+}

@@ -1,0 +1,60 @@
+//! Wake-ups: a gateway that changed a job says so on one of a fixed number of channels.
+//!
+//! A wake-up is a hint: it may be lost, and it may come for nothing. Behind it stands a slow poll.
+
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
+
+use crate::error::{Refusal, StoreError};
+use crate::job::{Identity, SHARDS};
+use crate::store::Store;
+
+/// The wake-ups of all gateways, this one's own included.
+pub struct Wakeups {
+    messages: BoxStream<'static, redis::Msg>,
+}
+
+impl Wakeups {
+    /// The next job that somebody changed; `None` once the connection is lost.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: no wake-up is lost.
+    pub async fn next(&mut self) -> Option<Identity> {
+        loop {
+            let message = self.messages.next().await?;
+            let payload: Option<String> = message.get_payload().ok();
+            if let Some(identity) = payload.and_then(|text| text.parse().ok()) {
+                return Some(identity);
+            }
+        }
+    }
+}
+
+impl Store {
+    pub(super) fn announce(&self, identity: Identity) -> redis::Cmd {
+        let mut command = redis::cmd("PUBLISH");
+        command.arg(self.inner.keys.done(identity.shard())).arg(identity.to_string());
+        command
+    }
+
+    /// Listens for wake-ups, on a connection of its own.
+    ///
+    /// # Errors
+    /// `NotExecuted` if it cannot connect; ask again later.
+    pub async fn wakeups(&self) -> Result<Wakeups, StoreError> {
+        let lost = |error: &dyn std::fmt::Display| StoreError::NotExecuted {
+            code: Refusal::Connect,
+            detail: format!("cannot subscribe: {error}"),
+        };
+        let channels: Vec<String> = (0..SHARDS).map(|shard| self.inner.keys.done(shard)).collect();
+        let subscribe = async {
+            let mut subscriber = self.inner.client.get_async_pubsub().await?;
+            subscriber.subscribe(channels).await?;
+            Ok::<_, redis::RedisError>(subscriber)
+        };
+        let within = self.inner.options.connect_timeout + self.inner.options.response_timeout;
+        let subscriber =
+            tokio::time::timeout(within, subscribe).await.map_err(|error| lost(&error))?.map_err(|error| lost(&error))?;
+        Ok(Wakeups { messages: subscriber.into_on_message().boxed() })
+    }
+}
