@@ -389,8 +389,7 @@ pub struct Rules {
 
 /// The head and the body of an input or a result.
 ///
-/// The head is text that the scripts never look at: an HTTP/1.1 request or response head without its first line's version being
-/// significant (see `provider::Request::head`).
+/// The head is text that the scripts never look at: of an input `METHOD target`, of a result the status, then `name: value` lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Payload {
     /// What the body is, as HTTP head lines.

@@ -5,5 +5,6 @@ pub mod error;
 pub mod fingerprint;
 pub mod job;
 pub mod metrics;
+pub mod policy;
 pub mod provider;
 pub mod store;

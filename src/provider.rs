@@ -35,6 +35,53 @@ pub struct Request {
     pub body: Arc<[u8]>,
 }
 
+impl Request {
+    /// The head as the record keeps it: `METHOD target`, then one `name: value` line for each header.
+    pub(crate) fn head(&self) -> String {
+        let mut head = format!("{} {}", self.method, self.target);
+        if !self.content_type.is_empty() {
+            push_header(&mut head, CONTENT_TYPE, &self.content_type);
+        }
+        for (name, value) in &self.headers {
+            push_header(&mut head, name, value);
+        }
+        head
+    }
+
+    /// The request from its kept head and body.
+    pub(crate) fn from_head(head: &str, body: Arc<[u8]>) -> Self {
+        let mut lines = head.split('\n');
+        let (method, target) = lines.next().unwrap_or_default().split_once(' ').unwrap_or_default();
+        let mut request = Request {
+            method: method.to_owned(),
+            target: target.to_owned(),
+            content_type: String::new(),
+            headers: Vec::new(),
+            body,
+        };
+        for (name, value) in lines.filter_map(|line| line.split_once(": ")) {
+            match name {
+                CONTENT_TYPE => request.content_type = value.to_owned(),
+                _ => request.headers.push((name.to_owned(), value.to_owned())),
+            }
+        }
+        request
+    }
+}
+
+const CONTENT_TYPE: &str = "content-type";
+
+/// A header's value cannot hold a line break; one that does is not written.
+fn push_header(head: &mut String, name: &str, value: &str) {
+    if value.contains(['\n', '\r']) {
+        return;
+    }
+    head.push('\n');
+    head.push_str(name);
+    head.push_str(": ");
+    head.push_str(value);
+}
+
 /// A request as it will go to one provider, byte for byte.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendered {
@@ -98,6 +145,25 @@ pub struct Response {
     pub headers: Vec<(String, String)>,
     /// The complete body.
     pub body: Arc<[u8]>,
+}
+
+impl Response {
+    /// The head as the record keeps it: the status, then one `name: value` line for each header.
+    pub(crate) fn head(&self) -> String {
+        let mut head = self.status.to_string();
+        for (name, value) in &self.headers {
+            push_header(&mut head, name, value);
+        }
+        head
+    }
+
+    /// The response from its kept head and body; `None` for a head that is none.
+    pub(crate) fn from_head(head: &str, body: Arc<[u8]>) -> Option<Self> {
+        let mut lines = head.split('\n');
+        let status = lines.next()?.parse().ok()?;
+        let headers = lines.filter_map(|line| line.split_once(": ")).map(|(name, value)| (name.to_owned(), value.to_owned()));
+        Some(Response { status, headers: headers.collect(), body })
+    }
 }
 
 /// How an attempt ended, judged from what is known to have been sent.

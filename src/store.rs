@@ -554,11 +554,22 @@ pub enum Ticked {
         state: JobState,
         /// When to look again, Unix ms of Redis; 0 for no time of its own.
         due_ms: u64,
+        /// Whether the record names a blob.
+        blobs: HasBlobs,
         /// Words among `aborted`, `unknown`, `deadline`, `stripped`.
         changes: Vec<String>,
     },
     /// No such job.
     NotFound,
+}
+
+/// Whether a record names a blob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HasBlobs {
+    /// It does.
+    Yes,
+    /// All its bytes are in it.
+    No,
 }
 
 /// The reply to a reopening.
@@ -1007,9 +1018,14 @@ impl Store {
             "ticked" | "unchanged" => {
                 let ticked = reply.status() == "ticked";
                 let (id, state, due_ms) = (job_id(&mut reply)?, reply.parse()?, reply.parse()?);
+                let blobs = match reply.text()?.as_str() {
+                    "yes" => HasBlobs::Yes,
+                    "no" => HasBlobs::No,
+                    _ => return Err(reply.unknown_status()),
+                };
                 let changes = if ticked { reply.text()? } else { String::new() };
                 let changes = changes.split_ascii_whitespace().map(str::to_owned).collect();
-                Ok(Ticked::Job { id, state, due_ms, changes })
+                Ok(Ticked::Job { id, state, due_ms, blobs, changes })
             }
             "not_found" => Ok(Ticked::NotFound),
             _ => Err(reply.unknown_status()),

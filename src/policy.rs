@@ -1,0 +1,287 @@
+//! What may begin next: which provider, after which delay, under which budget.
+//!
+//! Pure functions over plain data: no clock, no I/O, no randomness. *Whether* another attempt may begin at this moment is decided in
+//! `lua/`, on the record; here only *what the runtime would like to do next*. One budget of attempts serves every retry and failover.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::attempt::{Attempt, AttemptState};
+
+/// The longest pause between two attempts at one provider that asked for none.
+pub const BACKOFF_MAX: Duration = Duration::from_secs(30);
+
+/// A definite failure after which another attempt may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FailoverOn {
+    /// Nothing was sent.
+    NotSent,
+    /// The provider refused with this status.
+    Rejected(u16),
+    /// What it made is not valid for the route.
+    InvalidOutput,
+}
+
+impl FromStr for FailoverOn {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "not_sent" => Ok(FailoverOn::NotSent),
+            "invalid_output" => Ok(FailoverOn::InvalidOutput),
+            _ => word
+                .strip_prefix("rejected:")
+                .and_then(|status| status.parse().ok())
+                .filter(|status| (400..600).contains(status))
+                .map(FailoverOn::Rejected)
+                .ok_or_else(|| format!("{word:?} is not one of not_sent, rejected:<400 to 599>, invalid_output")),
+        }
+    }
+}
+
+impl fmt::Display for FailoverOn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FailoverOn::NotSent => f.write_str("not_sent"),
+            FailoverOn::Rejected(status) => write!(f, "rejected:{status}"),
+            FailoverOn::InvalidOutput => f.write_str("invalid_output"),
+        }
+    }
+}
+
+/// Whether a job may go to another provider than the one that failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gate {
+    /// Only to a certified one. There are no certificates yet, so: to none.
+    #[default]
+    Enforce,
+    /// To any provider of the route: somebody decided that they are interchangeable.
+    Off,
+}
+
+/// A route's rules about what comes next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// How many providers the route has, 1 or more. A provider is named by its place.
+    pub providers: usize,
+    /// How many attempts the route allows.
+    pub attempts_max: u32,
+    /// After which failures another attempt may begin.
+    pub failover_on: Vec<FailoverOn>,
+    /// Whether it may go to another provider.
+    pub gate: Gate,
+    /// The pause before the first repetition at one provider; doubles up to [`BACKOFF_MAX`].
+    pub backoff: Duration,
+}
+
+/// An attempt that is over, as far as the plan is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Try {
+    /// Which provider.
+    pub provider: usize,
+    /// Why it failed.
+    pub failure: FailoverOn,
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Begin another attempt.
+    Begin {
+        /// At which provider.
+        provider: usize,
+        /// After how long.
+        delay: Duration,
+        /// Whether another provider would have been next, but the gate is closed.
+        gate: GateSaid,
+    },
+    /// The job ends with this failure.
+    End(Ending),
+}
+
+/// Whether the gate kept a job from another provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateSaid {
+    /// It was not asked, or it is open.
+    Nothing,
+    /// It denied a failover.
+    Denied,
+}
+
+/// Why no other attempt begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The route does not begin again after such a failure.
+    NotInFailoverOn,
+    /// The attempts are used up.
+    AttemptsExhausted,
+    /// The next one would begin after the deadline.
+    Deadline,
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Ending::NotInFailoverOn => "not in failover_on",
+            Ending::AttemptsExhausted => "attempts exhausted",
+            Ending::Deadline => "deadline",
+        })
+    }
+}
+
+impl Plan {
+    /// Decides what comes after the last of these tries.
+    ///
+    /// `retry_after` is how long the provider that failed last wants to be left alone: it is honoured for that provider, and a wait
+    /// beyond the deadline ends the job at once. `remaining` is what is left of the job's deadline.
+    pub fn after(&self, tries: &[Try], retry_after: Option<Duration>, remaining: Option<Duration>) -> Next {
+        let Some(last) = tries.last() else {
+            return Next::Begin { provider: 0, delay: Duration::ZERO, gate: GateSaid::Nothing };
+        };
+        if !self.failover_on.contains(&last.failure) {
+            return Next::End(Ending::NotInFailoverOn);
+        }
+        if tries.len() >= usize::try_from(self.attempts_max).unwrap_or(usize::MAX) {
+            return Next::End(Ending::AttemptsExhausted);
+        }
+        let wanted = (last.provider + 1) % self.providers.max(1);
+        let (provider, gate) = match self.gate {
+            Gate::Enforce if wanted != last.provider => (last.provider, GateSaid::Denied),
+            Gate::Enforce | Gate::Off => (wanted, GateSaid::Nothing),
+        };
+        let before = tries.iter().filter(|one| one.provider == provider).count();
+        let mut delay = if before == 0 { Duration::ZERO } else { self.backoff_before(before) };
+        if provider == last.provider
+            && let Some(retry_after) = retry_after
+        {
+            delay = delay.max(retry_after);
+        }
+        match remaining {
+            Some(remaining) if delay >= remaining => Next::End(Ending::Deadline),
+            _ => Next::Begin { provider, delay, gate },
+        }
+    }
+
+    /// The provider at which a race's next attempt begins: the one after the last, or the same where the gate is closed.
+    pub fn beside(&self, last: usize) -> usize {
+        match self.gate {
+            Gate::Enforce => last,
+            Gate::Off => (last + 1) % self.providers.max(1),
+        }
+    }
+
+    fn backoff_before(&self, tries_there: usize) -> Duration {
+        let doublings = u32::try_from(tries_there.saturating_sub(1)).unwrap_or(u32::MAX).min(16);
+        (self.backoff * 2_u32.pow(doublings)).min(BACKOFF_MAX)
+    }
+}
+
+/// What begins an attempt's `reason` if nothing was sent for a reason of the provider's: it counts as a try.
+pub const NOT_SENT: &str = "not_sent";
+/// What begins an attempt's `reason` if the provider refused; the status follows.
+pub const REJECTED: &str = "rejected";
+/// What begins an attempt's `reason` if what it made is not valid.
+pub const INVALID_OUTPUT: &str = "invalid_output";
+
+/// Reads from a record's attempts what was tried, so that a gateway that adopts a job goes on where another one stopped.
+///
+/// Attempts that never got as far as a provider (a lease that lapsed while starting, a gateway that stopped) are no tries. `place`
+/// tells a provider's place in the route.
+pub fn tries_of(attempts: &[Attempt], place: impl Fn(&str) -> Option<usize>) -> Vec<Try> {
+    attempts.iter().filter_map(|attempt| Some(Try { provider: place(&attempt.provider)?, failure: failure_of(attempt)? })).collect()
+}
+
+fn failure_of(attempt: &Attempt) -> Option<FailoverOn> {
+    let words = attempt.reason.as_str();
+    match attempt.state {
+        AttemptState::Failed | AttemptState::Aborted if words.starts_with(NOT_SENT) => Some(FailoverOn::NotSent),
+        AttemptState::Failed if words.starts_with(INVALID_OUTPUT) => Some(FailoverOn::InvalidOutput),
+        AttemptState::Failed => {
+            let status = words.strip_prefix(REJECTED).and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+            // A failure that somebody resolved by hand, saying that another attempt may begin.
+            Some(status.map_or(FailoverOn::NotSent, FailoverOn::Rejected))
+        }
+        AttemptState::Canceled | AttemptState::Abandoned => Some(FailoverOn::NotSent),
+        AttemptState::Aborted
+        | AttemptState::Starting
+        | AttemptState::Running
+        | AttemptState::Unknown
+        | AttemptState::Succeeded
+        | AttemptState::Discarded => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(providers: usize, gate: Gate) -> Plan {
+        Plan {
+            providers,
+            attempts_max: 3,
+            failover_on: vec![FailoverOn::NotSent, FailoverOn::Rejected(429)],
+            gate,
+            backoff: Duration::from_millis(200),
+        }
+    }
+
+    fn not_sent(provider: usize) -> Try {
+        Try { provider, failure: FailoverOn::NotSent }
+    }
+
+    fn begin(provider: usize, delay_ms: u64, gate: GateSaid) -> Next {
+        Next::Begin { provider, delay: Duration::from_millis(delay_ms), gate }
+    }
+
+    #[test]
+    fn an_open_gate_lets_the_next_provider_begin_at_once() {
+        let plan = plan(2, Gate::Off);
+        assert_eq!(plan.after(&[not_sent(0)], None, None), begin(1, 0, GateSaid::Nothing));
+        assert_eq!(plan.after(&[not_sent(0), not_sent(1)], None, None), begin(0, 200, GateSaid::Nothing));
+    }
+
+    #[test]
+    fn a_closed_gate_keeps_the_job_at_its_provider_and_says_so() {
+        let plan = plan(2, Gate::Enforce);
+        assert_eq!(plan.after(&[not_sent(0)], None, None), begin(0, 200, GateSaid::Denied));
+        assert_eq!(plan.after(&[not_sent(0), not_sent(0)], None, None), begin(0, 400, GateSaid::Denied));
+    }
+
+    #[test]
+    fn one_budget_serves_every_retry_and_failover() {
+        for (providers, gate) in [(1, Gate::Enforce), (2, Gate::Enforce), (2, Gate::Off), (5, Gate::Off)] {
+            let plan = plan(providers, gate);
+            let mut tries = Vec::new();
+            while let Next::Begin { provider, .. } = plan.after(&tries, None, None) {
+                tries.push(not_sent(provider));
+            }
+            assert_eq!(tries.len(), 3, "{providers} {gate:?}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_outside_failover_on_ends_the_job() {
+        let refused = Try { provider: 0, failure: FailoverOn::Rejected(400) };
+        assert_eq!(plan(2, Gate::Off).after(&[refused], None, None), Next::End(Ending::NotInFailoverOn));
+    }
+
+    #[test]
+    fn retry_after_is_honoured_within_the_deadline_and_ends_the_job_beyond_it() {
+        let plan = plan(1, Gate::Enforce);
+        let busy = [Try { provider: 0, failure: FailoverOn::Rejected(429) }];
+        let two = Some(Duration::from_secs(2));
+        assert_eq!(plan.after(&busy, two, Some(Duration::from_secs(3))), begin(0, 2000, GateSaid::Nothing));
+        assert_eq!(plan.after(&busy, two, Some(Duration::from_secs(2))), Next::End(Ending::Deadline));
+    }
+
+    #[test]
+    fn words_of_failover_on_are_read_and_written() {
+        for word in ["not_sent", "rejected:429", "invalid_output"] {
+            assert_eq!(word.parse::<FailoverOn>().unwrap().to_string(), word);
+        }
+        for word in ["", "unknown", "rejected:", "rejected:200", "rejected:600", "rejected:4 2"] {
+            assert!(word.parse::<FailoverOn>().is_err(), "{word}");
+        }
+    }
+}
