@@ -7,4 +7,5 @@ pub mod job;
 pub mod metrics;
 pub mod policy;
 pub mod provider;
+pub mod runtime;
 pub mod store;

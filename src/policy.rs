@@ -189,7 +189,10 @@ pub const INVALID_OUTPUT: &str = "invalid_output";
 /// Attempts that never got as far as a provider (a lease that lapsed while starting, a gateway that stopped) are no tries. `place`
 /// tells a provider's place in the route.
 pub fn tries_of(attempts: &[Attempt], place: impl Fn(&str) -> Option<usize>) -> Vec<Try> {
-    attempts.iter().filter_map(|attempt| Some(Try { provider: place(&attempt.provider)?, failure: failure_of(attempt)? })).collect()
+    attempts
+        .iter()
+        .filter_map(|attempt| Some(Try { provider: place(&attempt.provider)?, failure: failure_of(attempt)? }))
+        .collect()
 }
 
 fn failure_of(attempt: &Attempt) -> Option<FailoverOn> {

@@ -32,9 +32,10 @@ mod retry;
 mod scripts;
 mod wake;
 
+pub(crate) use blobs::Keep;
 pub use check::{Checked, RedisFacts};
 pub use hints::Hint;
-pub(crate) use keys::hex;
+pub(crate) use hints::Which;
 pub use scripts::Script;
 pub use wake::Wakeups;
 

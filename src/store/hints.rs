@@ -74,6 +74,13 @@ impl Store {
         Ok(hints)
     }
 
+    /// Some unknown hints of one shard, the oldest first, from a place on.
+    pub(crate) async fn unknown_page(&self, shard: u8, from: usize, limit: usize) -> Result<Vec<Hint>, StoreError> {
+        let mut command = redis::cmd("ZRANGE");
+        command.arg(self.inner.keys.unknown(shard)).arg(from).arg(from + limit.saturating_sub(1)).arg("WITHSCORES");
+        self.hints(vec![command]).await
+    }
+
     /// How many hints of each kind there are, and since when the oldest job is unknown.
     pub(crate) async fn hint_counts(&self) -> Result<HintCounts, StoreError> {
         let mut commands = Vec::with_capacity(usize::from(SHARDS) * 3);

@@ -37,6 +37,11 @@ impl Store {
         command
     }
 
+    /// Says that a job has changed, outside a script's own pipeline.
+    pub(crate) async fn announce_now(&self, identity: Identity) -> Result<(), StoreError> {
+        self.command(self.announce(identity)).await.map(drop)
+    }
+
     /// Listens for wake-ups, on a connection of its own.
     ///
     /// # Errors

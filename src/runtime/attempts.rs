@@ -1,0 +1,642 @@
+//! One attempt after another: the call to the provider, its heartbeats, its end, and what comes next.
+//!
+//! The order is the promise: the write-ahead is in Redis before the fence lets the first byte pass; a result in hand is stored before
+//! anybody is told; a beginning whose fate is not known is never sent.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::attempt::{AttemptState, AttemptToken, FinishOutcome};
+use crate::error::StoreError;
+use crate::job::{Class, JobId, JobState, Payload};
+use crate::metrics;
+use crate::policy::{self, FailoverOn, GateSaid, Next, Try};
+use crate::provider::{Call, Fence, Outcome, Rendered, Request, Response, boottime_ms};
+use crate::runtime::sweeper;
+use crate::runtime::timers::Timer;
+use crate::runtime::{Inner, Lane, Route, millis};
+use crate::store::{Begin, BeginAttempt, Begun, Extended, FinishAttempt, Finished, Follow, Keep, Read, SubmitJob, WriteAhead};
+
+/// The first pause before a call to the store is made again; doubles up to [`STORE_PAUSE_MAX`].
+const STORE_PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause before a call to the store is made again.
+const STORE_PAUSE_MAX: Duration = Duration::from_secs(2);
+/// How long a stopping gateway tries to write down that an attempt became unknown.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+
+/// A job that this gateway works on.
+#[derive(Clone)]
+pub(crate) struct Work {
+    pub(crate) job: JobId,
+    pub(crate) route: Arc<Route>,
+    pub(crate) request: Arc<Request>,
+    pub(crate) traceparent: Option<String>,
+    /// What was tried, in order.
+    pub(crate) tries: Vec<Try>,
+    /// The job's deadline, on our clock.
+    pub(crate) deadline: Option<Instant>,
+}
+
+/// An attempt that runs here.
+pub(crate) struct Running {
+    job: JobId,
+    number: u32,
+    token: AttemptToken,
+    lane: Arc<Lane>,
+    /// The attempt's provider, by its place in the route.
+    place: usize,
+    fence: Fence,
+    sequence: AtomicU64,
+    /// The hint that was written for it.
+    hint_ms: Option<u64>,
+    /// When its retained bytes are to be stripped, from the end of the job; 0 for never.
+    strip_after_ms: u64,
+    key_life: Duration,
+}
+
+/// Room for one attempt: among our jobs, and at its provider.
+pub(crate) struct Room {
+    _job: OwnedSemaphorePermit,
+    _provider: OwnedSemaphorePermit,
+}
+
+/// How a shutdown went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drained {
+    /// Attempts that were running when the shutdown began.
+    pub running: usize,
+    /// Of these, how many became unknown because the drain was over.
+    pub unknown: usize,
+    /// Of these, how many could not even be written down as unknown; their leases will lapse.
+    pub unwritten: usize,
+}
+
+impl Running {
+    pub(crate) fn new(
+        runtime: &Arc<Inner>,
+        work: &Work,
+        lane: Arc<Lane>,
+        number: u32,
+        token: AttemptToken,
+        lease_from_ms: u64,
+        hint_ms: Option<u64>,
+    ) -> Arc<Self> {
+        let rules = &work.route.rules;
+        let place = work.route.providers.iter().position(|name| *name == lane.slot.name).unwrap_or_default();
+        let attempt = Arc::new(Running {
+            job: work.job,
+            number,
+            token,
+            lane,
+            place,
+            fence: Fence::until(runtime.fence_ms(lease_from_ms)),
+            sequence: AtomicU64::new(0),
+            hint_ms,
+            strip_after_ms: if rules.retention_ms < rules.key_life_ms { rules.retention_ms } else { 0 },
+            key_life: Duration::from_millis(rules.key_life_ms),
+        });
+        runtime.running().insert(token, Arc::clone(&attempt));
+        attempt
+    }
+}
+
+impl Inner {
+    /// Until when an attempt may be sent, whose lease was asked for at this moment.
+    fn fence_ms(&self, lease_from_ms: u64) -> u64 {
+        lease_from_ms + millis(self.options.lease.saturating_sub(self.options.lease_margin))
+    }
+
+    /// Room for one more attempt, if there is some right now.
+    pub(crate) fn try_room(&self, lane: &Lane) -> Option<Room> {
+        let job = Arc::clone(&self.jobs).try_acquire_owned().ok()?;
+        let provider = Arc::clone(&lane.permits).try_acquire_owned().ok()?;
+        Some(Room { _job: job, _provider: provider })
+    }
+
+    /// Waits for room, but not for longer than `within`, and not once the gateway stops.
+    async fn room(&self, lane: &Lane, within: Duration) -> Option<Room> {
+        let acquire = async {
+            let provider = Arc::clone(&lane.permits).acquire_owned().await.ok()?;
+            let job = Arc::clone(&self.jobs).acquire_owned().await.ok()?;
+            Some(Room { _job: job, _provider: provider })
+        };
+        tokio::select! {
+            room = acquire => room,
+            () = tokio::time::sleep(within) => None,
+            () = self.stopping.cancelled() => None,
+        }
+    }
+
+    /// A submit whose reply was lost: finds out whether the claim was made, and if so, gives its attempt back unsent.
+    pub(crate) fn settle_claim(self: &Arc<Self>, submit: &SubmitJob<'_>) {
+        let (runtime, identity, token) = (Arc::clone(self), submit.id.identity(), submit.token);
+        self.work.spawn(async move {
+            // The claim may still arrive; by the end of its lease the sweeper would find it anyway, as unknown.
+            let until = Instant::now() + runtime.options.lease;
+            let mut pause = STORE_PAUSE;
+            while Instant::now() < until && !runtime.stopped.is_cancelled() {
+                if let Ok(Read::Found(job)) = runtime.store.read_job(identity).await {
+                    let ours = job.attempts.first().is_some_and(|attempt| attempt.token == token);
+                    if !ours || give_back(&runtime, job.id, 1, token, "claim not confirmed").await.is_ok() {
+                        // Without a holder it goes on at once, here or elsewhere.
+                        let _ = sweeper::look_after(&runtime, identity, None).await;
+                        return;
+                    }
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(STORE_PAUSE_MAX);
+            }
+        });
+    }
+}
+
+/// Says of an attempt that nothing was sent for it, and that another may begin.
+async fn give_back(
+    runtime: &Arc<Inner>,
+    job: JobId,
+    number: u32,
+    token: AttemptToken,
+    reason: &str,
+) -> Result<Finished, StoreError> {
+    let finish = FinishAttempt {
+        job,
+        number,
+        token,
+        outcome: FinishOutcome::Aborted,
+        result: &Payload::default(),
+        reason,
+        remote_id: "",
+        model: "",
+        follow: Follow::Retry { delay_ms: 0, hold_ms: 0 },
+        hint_ms: None,
+        strip_at_ms: None,
+    };
+    runtime.store.finish_attempt(&finish).await
+}
+
+/// Drives a job from an attempt that has begun until it has ended, or until somebody else must go on.
+pub(crate) async fn drive(
+    runtime: Arc<Inner>,
+    mut work: Work,
+    mut attempt: Arc<Running>,
+    mut rendered: Rendered,
+    mut room: Room,
+    began: Instant,
+) {
+    loop {
+        runtime.timers.set(Timer::Heartbeat(Arc::downgrade(&attempt)), runtime.options.lease / 3).await;
+        if work.route.class == Class::Race {
+            let after = Duration::from_millis(work.route.rules.race_after_ms);
+            let mut beside = work.clone();
+            // The racer goes on from the attempt that is still running, which is no failed try yet.
+            beside.tries.push(Try { provider: attempt.place, failure: FailoverOn::NotSent });
+            runtime.timers.set(Timer::Race(Arc::downgrade(&attempt), Box::new(beside)), after).await;
+        }
+        let called = Instant::now();
+        let outcome = call(&work, &attempt, rendered).await;
+        let waited = called.elapsed();
+        let next = conclude(&runtime, &mut work, &attempt, outcome).await;
+        runtime.running().remove(&attempt.token);
+        drop(room);
+        runtime.waiters.wake(work.job.identity());
+        metrics::overhead(began.elapsed().saturating_sub(waited));
+
+        let Some((place, delay)) = next else { return };
+        let holder = attempt.token;
+        drop(attempt);
+        match begin_next(&runtime, &work, place, delay, Some(holder)).await {
+            Some(begun) => (attempt, rendered, room) = begun,
+            None => return,
+        }
+    }
+}
+
+/// Drives a job that was claimed without an attempt, because there was no room for one.
+pub(crate) async fn drive_pending(runtime: Arc<Inner>, work: Work, holder: AttemptToken, lease_from_ms: u64) {
+    let _pending = Pending::count(&runtime);
+    let left = runtime.fence_ms(lease_from_ms).saturating_sub(boottime_ms());
+    let Some(lane) = lane_of(&runtime, &work, 0) else { return };
+    // Past its lease, whoever has room may take the job.
+    let Some(room) = runtime.room(&lane, Duration::from_millis(left)).await else { return };
+    begin_and_drive(&runtime, work, 0, Some(holder), room, lane).await;
+}
+
+/// Goes on with a job that nobody holds.
+pub(crate) async fn adopt(runtime: Arc<Inner>, work: Work, place: usize, room: Room) {
+    let Some(lane) = lane_of(&runtime, &work, place) else { return };
+    metrics::adoption();
+    begin_and_drive(&runtime, work, place, None, room, lane).await;
+}
+
+async fn begin_and_drive(
+    runtime: &Arc<Inner>,
+    work: Work,
+    place: usize,
+    holder: Option<AttemptToken>,
+    room: Room,
+    lane: Arc<Lane>,
+) {
+    let began = Instant::now();
+    if let Some((attempt, rendered, room)) = begin(runtime, &work, place, holder, room, lane).await {
+        drive(Arc::clone(runtime), work, attempt, rendered, room, began).await;
+    }
+}
+
+/// Begins another attempt of a race beside the one that is running, if the scripts allow it.
+pub(crate) async fn race(runtime: Arc<Inner>, work: Work) {
+    let Some(last) = work.tries.last() else { return };
+    let place = work.route.plan.beside(last.provider);
+    let Some(lane) = lane_of(&runtime, &work, place) else { return };
+    let Some(room) = runtime.try_room(&lane) else { return };
+    begin_and_drive(&runtime, work, place, None, room, lane).await;
+}
+
+/// Counts a job that waits for room or for its next attempt.
+struct Pending<'a>(&'a Inner);
+
+impl<'a> Pending<'a> {
+    fn count(runtime: &'a Inner) -> Self {
+        runtime.pending.fetch_add(1, Ordering::Relaxed);
+        Pending(runtime)
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        self.0.pending.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn lane_of(runtime: &Arc<Inner>, work: &Work, place: usize) -> Option<Arc<Lane>> {
+    let name = work.route.providers.get(place)?;
+    runtime.providers.get(name).map(Arc::clone)
+}
+
+/// Waits out a delay and for room, then begins the next attempt.
+async fn begin_next(
+    runtime: &Arc<Inner>,
+    work: &Work,
+    place: usize,
+    delay: Duration,
+    holder: Option<AttemptToken>,
+) -> Option<(Arc<Running>, Rendered, Room)> {
+    let _pending = Pending::count(runtime);
+    let lane = lane_of(runtime, work, place)?;
+    if !delay.is_zero() {
+        tokio::select! {
+            () = runtime.timers.pause(delay) => {}
+            () = runtime.stopping.cancelled() => return None,
+        }
+    }
+    let room = runtime.room(&lane, runtime.options.lease / 2).await?;
+    begin(runtime, work, place, holder, room, lane).await
+}
+
+/// Begins an attempt with its write-ahead. `None`: it did not begin, and somebody else will see to the job.
+async fn begin(
+    runtime: &Arc<Inner>,
+    work: &Work,
+    place: usize,
+    holder: Option<AttemptToken>,
+    room: Room,
+    lane: Arc<Lane>,
+) -> Option<(Arc<Running>, Rendered, Room)> {
+    if runtime.stopping.is_cancelled() {
+        return None;
+    }
+    debug_assert_eq!(work.route.providers.get(place), Some(&lane.slot.name));
+    let rendered = match lane.slot.provider.render(&work.request) {
+        Ok(rendered) => rendered,
+        Err(error) => {
+            tracing::warn!(job = %work.job, provider = lane.slot.name, %error, "the request cannot be rendered for this provider");
+            return None;
+        }
+    };
+    let hash = rendered.hash();
+    let token = AttemptToken::random();
+    let begin = BeginAttempt {
+        job: work.job,
+        token,
+        holder,
+        lease_ms: runtime.lease_ms(),
+        gateway: &runtime.gateway,
+        begin: Begin::Running {
+            provider: &lane.slot.name,
+            sent: WriteAhead { url: &rendered.url, request_hash: &hash, certificate: "" },
+        },
+    };
+    let mut again = 0;
+    loop {
+        let lease_from_ms = boottime_ms();
+        let hint_ms = runtime.store.now_ms() + runtime.lease_ms();
+        match runtime.store.begin_attempt(&begin).await {
+            Ok(Begun::Started { number, .. }) => {
+                let attempt = Running::new(runtime, work, lane, number, token, lease_from_ms, Some(hint_ms));
+                return Some((attempt, rendered, room));
+            }
+            // A delay that Redis' clock sees a little longer than ours.
+            Ok(Begun::TooEarly { wait_ms }) if wait_ms <= runtime.lease_ms() && again < 3 => {
+                again += 1;
+                runtime.timers.pause(Duration::from_millis(wait_ms)).await;
+            }
+            Ok(refused) => {
+                tracing::debug!(job = %work.job, ?refused, "no attempt began");
+                return None;
+            }
+            Err(error @ StoreError::Ambiguous { .. }) => {
+                tracing::warn!(job = %work.job, %error, "a beginning is not confirmed; it is not sent");
+                settle_beginning(runtime, &begin).await;
+                return None;
+            }
+            Err(error) => {
+                tracing::warn!(job = %work.job, %error, "no attempt began; the sweeper will go on");
+                return None;
+            }
+        }
+    }
+}
+
+/// A beginning whose reply was lost: the same call tells its number, and then it is given back unsent.
+async fn settle_beginning(runtime: &Arc<Inner>, begin: &BeginAttempt<'_>) {
+    let until = Instant::now() + runtime.options.lease;
+    let mut pause = STORE_PAUSE;
+    while Instant::now() < until && !runtime.stopped.is_cancelled() {
+        match runtime.store.begin_attempt(begin).await {
+            Ok(Begun::Started { number, .. } | Begun::Repeated { number, .. }) => {
+                if give_back(runtime, begin.job, number, begin.token, "beginning not confirmed").await.is_ok() {
+                    return;
+                }
+            }
+            Ok(_) => return,
+            Err(error) => tracing::debug!(job = %begin.job, %error, "a beginning is still not confirmed"),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(STORE_PAUSE_MAX);
+    }
+}
+
+/// The one call to the provider.
+async fn call(work: &Work, attempt: &Running, rendered: Rendered) -> Outcome {
+    let total = Instant::now() + attempt.lane.slot.total;
+    let deadline = work.deadline.map_or(total, |deadline| deadline.min(total));
+    if deadline <= Instant::now() {
+        return Outcome::NotSent { reason: "deadline: the job's time is over".to_owned() };
+    }
+    let call = Call {
+        rendered,
+        job_id: work.job,
+        attempt: attempt.number,
+        idempotency_key: format!("{}-{}", work.job, attempt.number),
+        traceparent: work.traceparent.clone(),
+        fence: attempt.fence.clone(),
+        deadline,
+    };
+    // The adapter keeps the deadline; this outer bound is for an adapter that does not.
+    let bound = deadline + Duration::from_secs(1);
+    match tokio::time::timeout_at(bound.into(), attempt.lane.slot.provider.submit(call)).await {
+        Ok(outcome) => outcome,
+        Err(_) => Outcome::Unknown { reason: "timeout: the adapter did not keep its deadline".to_owned() },
+    }
+}
+
+/// What an outcome means for the record.
+struct Verdict {
+    outcome: FinishOutcome,
+    reason: String,
+    response: Option<Response>,
+    remote_id: String,
+    model: String,
+    follow: Follow,
+    next: Option<(usize, Duration)>,
+}
+
+/// Records how an attempt ended, and says what comes next: a provider's place and a delay.
+async fn conclude(runtime: &Arc<Inner>, work: &mut Work, attempt: &Arc<Running>, outcome: Outcome) -> Option<(usize, Duration)> {
+    metrics::attempt(&attempt.lane.slot.name, outcome.word());
+    if attempt.fence.check().is_err() && matches!(outcome, Outcome::NotSent { .. }) {
+        metrics::fenced();
+    }
+    let verdict = judge(runtime, work, attempt, outcome);
+    let finished = store_verdict(runtime, attempt, &verdict).await;
+    count_finish(&finished, verdict.outcome);
+    match finished {
+        Finished::Recorded { job: JobState::Pending } => verdict.next,
+        Finished::Repeated { job: JobState::Pending, .. } => verdict.next,
+        Finished::Won { .. }
+        | Finished::Recorded { .. }
+        | Finished::Repeated { .. }
+        | Finished::Discarded { .. }
+        | Finished::NotFound => None,
+    }
+}
+
+fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome) -> Verdict {
+    let plain = |outcome, reason| Verdict {
+        outcome,
+        reason,
+        response: None,
+        remote_id: String::new(),
+        model: String::new(),
+        follow: Follow::End,
+        next: None,
+    };
+    let (failure, retry_after, mut verdict) = match outcome {
+        Outcome::Succeeded { response, remote_id, model } => {
+            return Verdict {
+                outcome: FinishOutcome::Succeeded,
+                reason: String::new(),
+                response: Some(response),
+                remote_id: remote_id.unwrap_or_default(),
+                model: model.unwrap_or_default(),
+                follow: Follow::End,
+                next: None,
+            };
+        }
+        Outcome::Unknown { reason } => return plain(FinishOutcome::Unknown, reason),
+        Outcome::NotSent { reason } if attempt.fence.check().is_err() => {
+            // Our own lease ran out: no failure of the provider's, and whoever has a lease may begin.
+            let mut verdict = plain(FinishOutcome::Aborted, format!("fenced: {reason}"));
+            verdict.follow = Follow::Retry { delay_ms: 0, hold_ms: 0 };
+            return verdict;
+        }
+        Outcome::NotSent { reason } => {
+            let reason = format!("{}: {reason}", policy::NOT_SENT);
+            (FailoverOn::NotSent, None, plain(FinishOutcome::Aborted, reason))
+        }
+        Outcome::Rejected { reason, response, retry_after } => {
+            let status = response.status;
+            let mut verdict = plain(FinishOutcome::Failed, format!("{} {status}: {reason}", policy::REJECTED));
+            verdict.response = Some(response);
+            (FailoverOn::Rejected(status), retry_after, verdict)
+        }
+        Outcome::InvalidOutput { reason } => {
+            let reason = format!("{}: {reason}", policy::INVALID_OUTPUT);
+            (FailoverOn::InvalidOutput, None, plain(FinishOutcome::Failed, reason))
+        }
+    };
+    work.tries.push(Try { provider: attempt.place, failure });
+    let remaining = work.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    match work.route.plan.after(&work.tries, retry_after, remaining) {
+        Next::Begin { provider, delay, gate } => {
+            if gate == GateSaid::Denied {
+                metrics::failover_denied(&work.route.name);
+                verdict.reason.push_str("; failover_denied: no certificate, and the route's gate is enforce");
+            }
+            verdict.follow = Follow::Retry { delay_ms: millis(delay), hold_ms: runtime.lease_ms() };
+            verdict.next = Some((provider, delay));
+        }
+        Next::End(why) => {
+            verdict.reason.push_str("; ");
+            verdict.reason.push_str(&why.to_string());
+        }
+    }
+    verdict
+}
+
+/// Stores how an attempt ended, again and again until the store has it or the process must stop.
+async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdict) -> Finished {
+    let _in_hand = InHand::count(runtime);
+    let mut pause = STORE_PAUSE;
+    loop {
+        match try_store(runtime, attempt, verdict).await {
+            Ok(finished) => return finished,
+            Err(error) if error.is_retryable() => {
+                tracing::warn!(job = %attempt.job, attempt = attempt.number, %error, "a result is kept in hand");
+            }
+            Err(error) => {
+                tracing::error!(job = %attempt.job, attempt = attempt.number, %error, "a result cannot be stored");
+                return Finished::NotFound;
+            }
+        }
+        tokio::select! {
+            () = runtime.stopped.cancelled() => {
+                tracing::error!(job = %attempt.job, attempt = attempt.number, "stopped with a result that the store did not take");
+                return Finished::NotFound;
+            }
+            () = tokio::time::sleep(pause) => {}
+        }
+        pause = (pause * 2).min(STORE_PAUSE_MAX);
+    }
+}
+
+struct InHand<'a>(&'a Inner);
+
+impl<'a> InHand<'a> {
+    fn count(runtime: &'a Inner) -> Self {
+        metrics::results_in_hand(runtime.in_hand.fetch_add(1, Ordering::Relaxed) + 1);
+        InHand(runtime)
+    }
+}
+
+impl Drop for InHand<'_> {
+    fn drop(&mut self) {
+        metrics::results_in_hand(self.0.in_hand.fetch_sub(1, Ordering::Relaxed) - 1);
+    }
+}
+
+async fn try_store(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdict) -> Result<Finished, StoreError> {
+    let identity = attempt.job.identity();
+    let result = runtime.payload(identity, verdict.response.as_ref()).await?;
+    let strip_at_ms = match attempt.strip_after_ms {
+        0 => None,
+        after => Some(runtime.store.now_ms() + after),
+    };
+    let finish = FinishAttempt {
+        job: attempt.job,
+        number: attempt.number,
+        token: attempt.token,
+        outcome: verdict.outcome,
+        result: &result,
+        reason: &verdict.reason,
+        remote_id: &verdict.remote_id,
+        model: &verdict.model,
+        follow: verdict.follow,
+        hint_ms: attempt.hint_ms,
+        strip_at_ms,
+    };
+    let finished = runtime.store.finish_attempt(&finish).await?;
+    if matches!(finished, Finished::Won { .. }) {
+        let kept = runtime.store.keep_blobs(identity, &[&result.body], Keep::For(attempt.key_life)).await;
+        if let Err(error) = kept {
+            tracing::warn!(job = %attempt.job, %error, "the result's blob is left to the sweeper");
+        }
+    }
+    Ok(finished)
+}
+
+/// Counts what a finish led to.
+pub(crate) fn count_finish(finished: &Finished, outcome: FinishOutcome) {
+    match finished {
+        Finished::Won { .. } => {
+            metrics::result("won");
+            metrics::job_ended(JobState::Succeeded.as_str());
+        }
+        Finished::Discarded { attempt: AttemptState::Discarded, .. } if outcome == FinishOutcome::Succeeded => {
+            metrics::result("discarded");
+        }
+        Finished::Recorded { job } if job.is_ended() => metrics::job_ended(job.as_str()),
+        Finished::Recorded { .. } | Finished::Repeated { .. } | Finished::Discarded { .. } | Finished::NotFound => {}
+    }
+}
+
+/// Extends an attempt's lease, and sets the timer for the next time.
+pub(crate) async fn heartbeat(runtime: Arc<Inner>, attempt: Arc<Running>) {
+    let sequence = attempt.sequence.fetch_add(1, Ordering::Relaxed) + 1;
+    let lease_from_ms = boottime_ms();
+    let extended = runtime.store.extend_lease(attempt.job, attempt.number, attempt.token, sequence, runtime.lease_ms()).await;
+    let next = match extended {
+        Ok(Extended::Extended { .. }) => {
+            attempt.fence.extend(runtime.fence_ms(lease_from_ms));
+            runtime.options.lease / 3
+        }
+        Ok(Extended::Fenced { why }) => {
+            // Authority is gone, evidence is not: the call runs on, and its outcome is judged by the scripts.
+            tracing::debug!(job = %attempt.job, attempt = attempt.number, why, "an attempt is fenced");
+            attempt.fence.close();
+            return;
+        }
+        Ok(Extended::NotFound) => {
+            attempt.fence.close();
+            return;
+        }
+        Err(error) => {
+            tracing::debug!(job = %attempt.job, %error, "a heartbeat was lost");
+            runtime.options.lease / 10
+        }
+    };
+    runtime.timers.set(Timer::Heartbeat(Arc::downgrade(&attempt)), next).await;
+}
+
+/// Stops: see [`crate::runtime::Runtime::shutdown`].
+pub(crate) async fn shut_down(runtime: &Arc<Inner>, drain: Duration) -> Drained {
+    runtime.stopping.cancel();
+    runtime.work.close();
+    let mut drained = Drained { running: runtime.running().len(), ..Drained::default() };
+    if tokio::time::timeout(drain, runtime.work.wait()).await.is_err() {
+        let left: Vec<Arc<Running>> = runtime.running().values().cloned().collect();
+        let words = left.iter().map(|attempt| async move {
+            let verdict = Verdict {
+                outcome: FinishOutcome::Unknown,
+                reason: "gateway stopped before the provider answered".to_owned(),
+                response: None,
+                remote_id: String::new(),
+                model: String::new(),
+                follow: Follow::End,
+                next: None,
+            };
+            let written = tokio::time::timeout(LAST_WORDS, try_store(runtime, attempt, &verdict)).await;
+            matches!(written, Ok(Ok(Finished::Recorded { .. } | Finished::Repeated { .. })))
+        });
+        let written = futures_util::future::join_all(words).await;
+        drained.unknown = written.iter().filter(|written| **written).count();
+        drained.unwritten = written.len() - drained.unknown;
+    }
+    runtime.stopped.cancel();
+    runtime.house.close();
+    // What is left of the work hangs at a provider and is dropped with the process.
+    let _ = tokio::time::timeout(LAST_WORDS, runtime.house.wait()).await;
+    drained
+}

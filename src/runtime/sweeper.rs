@@ -1,0 +1,245 @@
+//! The sweeper: looks at jobs whose time has come, on whichever gateway gets there first.
+//!
+//! Correctness never depends on it: the scripts decide, a second look finds nothing to do, and a hint that is wrong costs one look.
+//! Its work is bounded by [`DUE_MAX`] and [`UNKNOWN_PAGE`], whatever the number of jobs.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{self, StreamExt as _};
+
+use crate::attempt::AttemptState;
+use crate::error::StoreError;
+use crate::job::{Identity, Job, JobState, SHARDS};
+use crate::metrics;
+use crate::policy::{self, Next};
+use crate::provider::Request;
+use crate::runtime::attempts::{self, Work};
+use crate::runtime::{Inner, millis};
+use crate::store::{HasBlobs, Hint, Read, Ticked};
+
+/// Most due hints taken of one shard in one sweep.
+const DUE_MAX: usize = 32;
+/// How many shards are asked in one pipeline.
+const SHARDS_AT_ONCE: usize = 16;
+/// How many jobs are looked at side by side.
+const LOOKS_AT_ONCE: usize = 16;
+/// When to look again at a job that waits for nothing but somebody's knowledge.
+const UNKNOWN_LOOK: Duration = Duration::from_secs(60);
+/// Most unknown hints checked in one sweep.
+const UNKNOWN_PAGE: usize = 32;
+/// How often the gauges are set.
+const GAUGES: Duration = Duration::from_secs(5);
+
+/// What the sweeper remembers between two sweeps.
+#[derive(Default)]
+struct Progress {
+    /// Where the slow scan for missing hints stands.
+    scan: u64,
+    /// Which shard of the unknown hints comes next, and from which place.
+    unknown: (u8, usize),
+    gauges_at: Option<Instant>,
+}
+
+pub(crate) async fn run(runtime: Arc<Inner>) {
+    let mut progress = Progress::default();
+    let mut turn: u32 = 0;
+    loop {
+        // Gateways that were started together must not sweep together.
+        let jitter = runtime.options.sweep.mul_f64(f64::from(random_byte()) / 512.0);
+        tokio::select! {
+            () = runtime.stopped.cancelled() => return,
+            () = tokio::time::sleep(runtime.options.sweep.mul_f64(0.75) + jitter) => {}
+        }
+        turn = turn.wrapping_add(1);
+        if let Err(error) = sweep(&runtime, &mut progress).await {
+            tracing::debug!(%error, turn, "a sweep was cut short");
+        }
+    }
+}
+
+fn random_byte() -> u8 {
+    uuid::Uuid::new_v4().as_bytes()[0]
+}
+
+async fn sweep(runtime: &Arc<Inner>, progress: &mut Progress) -> Result<(), StoreError> {
+    runtime.store.synchronize_clock().await?;
+    if progress.gauges_at.is_none_or(|at| at.elapsed() >= GAUGES) {
+        set_gauges(runtime).await?;
+        progress.gauges_at = Some(Instant::now());
+    }
+    let first = random_byte() % SHARDS;
+    let shards: Vec<u8> = (0..SHARDS).map(|step| (first + step) % SHARDS).collect();
+    for some in shards.chunks(SHARDS_AT_ONCE) {
+        let due = runtime.store.due(some, DUE_MAX).await?;
+        stream::iter(due)
+            .for_each_concurrent(LOOKS_AT_ONCE, |hint| async move {
+                if let Err(error) = look_after(runtime, hint.identity, Some(hint)).await {
+                    tracing::debug!(identity = %hint.identity, %error, "a look at a job failed; again at the next sweep");
+                }
+            })
+            .await;
+        if runtime.stopped.is_cancelled() {
+            return Ok(());
+        }
+    }
+    check_unknown(runtime, progress).await?;
+    let (scan, repaired) = runtime.store.repair_hints(progress.scan).await?;
+    progress.scan = scan;
+    if repaired > 0 {
+        tracing::warn!(jobs = repaired, "open jobs had no hint; repaired");
+        metrics::swept("hint_repaired", repaired);
+    }
+    Ok(())
+}
+
+/// Looks at one job: lets time act on it, goes on with it if it is pending, and puts its hints right.
+///
+/// `hint` is the due hint that led here, if one did.
+pub(crate) async fn look_after(runtime: &Arc<Inner>, identity: Identity, hint: Option<Hint>) -> Result<(), StoreError> {
+    let store = &runtime.store;
+    let (state, due_ms, blobs, changes) = match store.tick_job(identity).await? {
+        Ticked::Job { state, due_ms, blobs, changes, .. } => (state, due_ms, blobs, changes),
+        Ticked::NotFound => {
+            // A hint is due a lease after it was written: a record that is absent now will not come any more.
+            if let Some(hint) = hint {
+                store.move_due(hint, 0).await?;
+                metrics::swept("hint_dropped", 1);
+            }
+            return Ok(());
+        }
+    };
+    for change in &changes {
+        match change.as_str() {
+            "aborted" => metrics::swept("aborted", 1),
+            "unknown" => metrics::swept("unknown", 1),
+            "deadline" => metrics::swept("deadline", 1),
+            "stripped" => metrics::swept("stripped", 1),
+            _ => {}
+        }
+    }
+    if !changes.is_empty() {
+        store.announce_now(identity).await?;
+        runtime.waiters.wake(identity);
+        if state.is_ended() && changes.iter().any(|change| change != "stripped") {
+            metrics::job_ended(state.as_str());
+        }
+    }
+    let now_ms = store.now_ms();
+    if state == JobState::Unknown {
+        store.note_unknown(identity, now_ms).await?;
+    }
+    let job = if state == JobState::Pending || blobs == HasBlobs::Yes { read(runtime, identity).await? } else { None };
+    if let Some(job) = job.as_ref().filter(|_| blobs == HasBlobs::Yes) {
+        store.keep_blobs_of(job).await?;
+    }
+    let look_ms = match state {
+        JobState::Succeeded | JobState::Failed | JobState::Canceled | JobState::Indeterminate => {
+            if let Some(unknown) = store.unknown_hint(identity).await? {
+                store.drop_unknown(unknown).await?;
+            }
+            due_ms
+        }
+        JobState::Pending if due_ms <= now_ms => match job {
+            Some(job) => adopt(runtime, &job).await?,
+            None => now_ms,
+        },
+        JobState::Pending | JobState::Running if due_ms > 0 => due_ms,
+        JobState::Pending | JobState::Running | JobState::Unknown | JobState::Canceling => {
+            let look = now_ms + millis(UNKNOWN_LOOK);
+            if due_ms > now_ms { look.min(due_ms) } else { look }
+        }
+    };
+    match hint {
+        Some(hint) => {
+            store.move_due(hint, look_ms).await?;
+            if look_ms == 0 {
+                metrics::swept("hint_dropped", 1);
+            }
+        }
+        None if look_ms > 0 => store.note_due(identity, look_ms).await?,
+        None => {}
+    }
+    Ok(())
+}
+
+async fn read(runtime: &Inner, identity: Identity) -> Result<Option<Box<Job>>, StoreError> {
+    match runtime.store.read_job(identity).await? {
+        Read::Found(job) => Ok(Some(job)),
+        Read::Gone(_) | Read::NotFound => Ok(None),
+    }
+}
+
+/// Goes on with a pending job that nobody holds. Returns when to look at it again.
+async fn adopt(runtime: &Arc<Inner>, job: &Job) -> Result<u64, StoreError> {
+    let now_ms = runtime.store.now_ms();
+    let later = now_ms + millis(runtime.options.lease);
+    if runtime.stopping.is_cancelled() {
+        return Ok(now_ms);
+    }
+    let Some(route) = runtime.routes.get(&job.route) else {
+        tracing::warn!(job = %job.id, route = job.route, "a pending job's route is not configured here; left to other gateways");
+        return Ok(later);
+    };
+    if route.providers.is_empty() {
+        // Its attempts come from outside.
+        return Ok(later);
+    }
+    let tries = policy::tries_of(&job.attempts, |name| route.providers.iter().position(|provider| provider == name));
+    let remaining = (job.deadline_ms > 0).then(|| Duration::from_millis(job.deadline_ms.saturating_sub(now_ms)));
+    // The record says that another attempt may begin; the plan only says where.
+    let place = match route.plan.after(&tries, None, None) {
+        Next::Begin { provider, .. } => provider,
+        Next::End(_) => tries.last().map_or(0, |last| last.provider),
+    };
+    let lane = &runtime.providers[&route.providers[place]];
+    let Some(room) = runtime.try_room(lane) else {
+        return Ok(now_ms + millis(runtime.options.sweep));
+    };
+    let body = runtime.store.body(job.id.identity(), &job.input.body).await?;
+    let work = Work {
+        job: job.id,
+        route: Arc::clone(route),
+        request: Arc::new(Request::from_head(&job.input.head, body)),
+        traceparent: None,
+        tries,
+        deadline: remaining.map(|remaining| Instant::now() + remaining),
+    };
+    runtime.work.spawn(attempts::adopt(Arc::clone(runtime), work, place, room));
+    Ok(later)
+}
+
+/// Checks some of the unknown hints: a job that has no unknown attempt any more is taken from the list.
+async fn check_unknown(runtime: &Inner, progress: &mut Progress) -> Result<(), StoreError> {
+    let (shard, from) = progress.unknown;
+    let page = runtime.store.unknown_page(shard, from, UNKNOWN_PAGE).await?;
+    let mut kept = 0;
+    for hint in &page {
+        let unknown = read(runtime, hint.identity)
+            .await?
+            .is_some_and(|job| job.attempts.iter().any(|attempt| attempt.state == AttemptState::Unknown));
+        if unknown {
+            kept += 1;
+        } else {
+            runtime.store.drop_unknown(*hint).await?;
+            metrics::swept("hint_dropped", 1);
+        }
+    }
+    progress.unknown = match page.len() {
+        UNKNOWN_PAGE => (shard, from + kept),
+        _ => ((shard + 1) % SHARDS, 0),
+    };
+    Ok(())
+}
+
+async fn set_gauges(runtime: &Inner) -> Result<(), StoreError> {
+    let counts = runtime.store.hint_counts().await?;
+    metrics::jobs_open("open", counts.open);
+    metrics::jobs_open("unknown", counts.unknown);
+    metrics::jobs_open("running", runtime.running().len() as u64);
+    metrics::jobs_open("pending", runtime.pending.load(Ordering::Relaxed) as u64);
+    let age_ms = counts.unknown_since_ms.map_or(0, |since| runtime.store.now_ms().saturating_sub(since));
+    metrics::oldest_unknown(Duration::from_millis(age_ms));
+    Ok(())
+}
