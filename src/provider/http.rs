@@ -1,1 +1,414 @@
-//! stub
+//! The `http` adapter: one request, one answer, and a judgement of what became of it.
+//!
+//! An outcome is judged from what is *known* to have been handed to the network (the gate in `http/connection.rs`), never from the
+//! kind of a library's error. Before the first byte: [`Outcome::NotSent`]. After it, anything but a complete answer that means
+//! something definite (`http/judge.rs`) is [`Outcome::Unknown`].
+//!
+//! Deliberately not here: repetition of any kind (a request is handed to the network at most once; only a connection that was found
+//! closed *before* that is replaced), redirects, content decoding, HTTP/2, proxies from the environment, concurrency limits and circuit
+//! breaking (the runtime's), status and cancel calls.
+//!
+//! The table of outcomes is `docs/PROTOCOL.md`, "Outcomes".
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http_body::Body as _;
+use http_body_util::{BodyExt as _, Full};
+
+use self::connection::{Connection, Connector, Left, Pool};
+use self::judge::{Answer, Hidden, Judge};
+use crate::config::{ProviderEntry, Timeouts};
+use crate::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request};
+
+mod connection;
+mod judge;
+mod render;
+
+/// Shortest bearer token: a shorter one could not be hidden in an answer without mangling ordinary text.
+pub const BEARER_BYTES_MIN: usize = 8;
+
+/// The header that names the job to the provider.
+pub const JOB_ID_HEADER: &str = "onejob-job-id";
+/// The header that numbers the attempt to the provider.
+pub const ATTEMPT_HEADER: &str = "onejob-attempt";
+
+/// How an HTTP provider is reached. A plain value; [`HttpProvider::new`] checks it.
+#[derive(Clone)]
+pub struct HttpOptions {
+    /// `http://` or `https://`, host, and a path that every target is appended to. No query, no user.
+    pub base_url: String,
+    /// The path of a request that names none.
+    pub path: String,
+    /// The method of a request that names none.
+    pub method: String,
+    /// The bearer token. A secret: `Debug` hides it, and so does every answer that repeats it.
+    pub bearer: Option<String>,
+    /// Headers that every request carries; they win over the request's own. Not for credentials: they are not hidden.
+    pub headers: BTreeMap<String, String>,
+    /// How long each phase may take.
+    pub timeouts: Timeouts,
+    /// The header that carries the attempt's idempotency key, if the provider takes one.
+    pub idempotency_header: Option<String>,
+    /// Statuses that the provider swears mean "did nothing". Never 2xx.
+    pub not_executed: Vec<u16>,
+    /// Largest body of an answer.
+    pub result_bytes_max: usize,
+    /// A PEM file of the authorities to trust instead of the system's.
+    pub ca_file: Option<PathBuf>,
+}
+
+impl HttpOptions {
+    /// The options that a provider's configuration stands for, with its credential resolved by the caller.
+    pub fn from_entry(entry: &ProviderEntry, bearer: Option<String>, result_bytes_max: usize) -> Self {
+        HttpOptions {
+            base_url: entry.base_url.clone(),
+            path: entry.path.clone(),
+            method: entry.method.clone(),
+            bearer,
+            headers: entry.headers.clone(),
+            timeouts: entry.timeouts,
+            idempotency_header: entry.idempotency.as_ref().map(|idempotency| idempotency.header.clone()),
+            not_executed: entry.not_executed.clone(),
+            result_bytes_max,
+            ca_file: entry.ca_file.clone(),
+        }
+    }
+}
+
+impl fmt::Debug for HttpOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpOptions")
+            .field("base_url", &self.base_url)
+            .field("path", &self.path)
+            .field("method", &self.method)
+            .field("bearer", &self.bearer.as_ref().map(|_| "…"))
+            .field("headers", &self.headers)
+            .field("timeouts", &self.timeouts)
+            .field("idempotency_header", &self.idempotency_header)
+            .field("not_executed", &self.not_executed)
+            .field("result_bytes_max", &self.result_bytes_max)
+            .field("ca_file", &self.ca_file)
+            .finish()
+    }
+}
+
+/// Why a provider cannot be built from its options. Never says the credential.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("provider {provider}: {problem}")]
+pub struct HttpError {
+    /// The provider's name.
+    pub provider: String,
+    /// What is wrong.
+    pub problem: HttpProblem,
+}
+
+/// What is wrong with a provider's options.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HttpProblem {
+    /// Not a base that a target can be appended to.
+    #[error("base_url {0:?} must be http:// or https://, a host and at most a path")]
+    BaseUrl(String),
+    /// Not a path.
+    #[error("path: {0}")]
+    Path(RenderError),
+    /// Not a method.
+    #[error("method {0:?} must be 1 to 32 upper case letters, and not CONNECT or TRACE")]
+    Method(String),
+    /// A header that cannot be sent, or that the adapter sets itself.
+    #[error("header {0:?} cannot be set: it is not a header, or it is set by other means")]
+    Header(String),
+    /// A token that cannot be sent or hidden.
+    #[error("the bearer token must be at least {BEARER_BYTES_MIN} bytes of visible ASCII")]
+    Bearer,
+    /// A success cannot mean "did nothing".
+    #[error("not_executed holds {0}; only statuses from 300 to 599 can mean that nothing was done")]
+    NotExecuted(u16),
+    /// No authorities to trust.
+    #[error("cannot read authorities from {from}: {reason}")]
+    Authorities {
+        /// The file, or the system's store.
+        from: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A provider behind one HTTP/1.1 origin.
+///
+/// Holds idle connections of its own; dropping it closes them.
+pub struct HttpProvider {
+    name: String,
+    render: render::Base,
+    timeouts: Timeouts,
+    authorization: Option<HeaderValue>,
+    idempotency_header: Option<HeaderName>,
+    judge: Judge,
+    result_bytes_max: usize,
+    connector: Connector,
+    pool: Pool,
+}
+
+impl fmt::Debug for HttpProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpProvider").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl HttpProvider {
+    /// Builds a provider. Reads the authorities' file (or, for `https`, the system's store); connects to nothing.
+    ///
+    /// # Errors
+    /// The options are refused, naming what and why.
+    pub fn new(name: &str, options: HttpOptions) -> Result<HttpProvider, HttpError> {
+        Self::build(name, options).map_err(|problem| HttpError { provider: name.to_owned(), problem })
+    }
+
+    fn build(name: &str, options: HttpOptions) -> Result<HttpProvider, HttpProblem> {
+        let idempotency_header = options.idempotency_header.as_deref().map(own_header_name).transpose()?;
+        if let Some(&status) = options.not_executed.iter().find(|status| !(300..600).contains(*status)) {
+            return Err(HttpProblem::NotExecuted(status));
+        }
+        let authorization = options.bearer.as_deref().map(authorization).transpose()?;
+        let render = render::Base::new(&options, idempotency_header.as_ref())?;
+        let connector = Connector::new(&render.origin, options.ca_file.as_deref())?;
+        Ok(HttpProvider {
+            name: name.to_owned(),
+            render,
+            timeouts: options.timeouts,
+            authorization,
+            idempotency_header,
+            judge: Judge { hidden: Hidden::new(options.bearer.as_deref()), not_executed: options.not_executed },
+            result_bytes_max: options.result_bytes_max,
+            connector,
+            pool: Pool::default(),
+        })
+    }
+
+    async fn call(&self, call: Call) -> Outcome {
+        let clock = Clock::start(self.timeouts, call.deadline);
+        let request = match self.request(&call) {
+            Ok(request) => request,
+            Err(reason) => return Outcome::NotSent { reason },
+        };
+        let mut idle = self.pool.take().await;
+        loop {
+            // An idle connection that turns out to be closed before a byte was handed to it is replaced by a new one, once.
+            let (mut connection, reused) = match idle.take() {
+                Some(connection) => (connection, Reused::Yes),
+                None => match self.connect(&clock).await {
+                    Ok(connection) => (connection, Reused::No),
+                    Err(reason) => return Outcome::NotSent { reason },
+                },
+            };
+            if let Err(fenced) = call.fence.check() {
+                return Outcome::NotSent { reason: fenced.to_string() };
+            }
+            connection.gate.arm(call.fence.clone());
+            let head = clock.first_byte(connection.sender.send_request(request.clone())).await;
+            let reason = match head {
+                Ok(Ok(head)) => return self.receive(connection, head, &request, &clock).await,
+                Ok(Err(error)) => lost(&error),
+                Err(timeout) => timeout,
+            };
+            match (connection.gate.shut(), reused) {
+                (Left::MaybeSome, Reused::Yes | Reused::No) => return Outcome::Unknown { reason },
+                (Left::Nothing, Reused::Yes) => {}
+                (Left::Nothing, Reused::No) => {
+                    let reason = call.fence.check().map_or_else(|fenced| fenced.to_string(), |()| reason);
+                    return Outcome::NotSent { reason };
+                }
+            }
+        }
+    }
+
+    async fn connect(&self, clock: &Clock) -> Result<Connection, String> {
+        clock.connect(self.connector.connect()).await?.map_err(|error| format!("connect: {error}"))
+    }
+
+    /// Reads the answer's body and judges the whole.
+    async fn receive(
+        &self,
+        connection: Connection,
+        head: http::Response<hyper::body::Incoming>,
+        request: &http::Request<Full<Bytes>>,
+        clock: &Clock,
+    ) -> Outcome {
+        let (head, mut body) = head.into_parts();
+        let declared = body.size_hint().lower();
+        let mut bytes = Vec::with_capacity(usize::try_from(declared).unwrap_or(usize::MAX).min(BODY_RESERVE_BYTES_MAX));
+        if declared > self.result_bytes_max as u64 {
+            return Outcome::Unknown { reason: self.too_large(head.status) };
+        }
+        loop {
+            let frame = match clock.idle(body.frame()).await {
+                Ok(None) => break,
+                Ok(Some(Ok(frame))) => frame,
+                Ok(Some(Err(_))) => {
+                    let reason = format!("truncated: {}, then {} bytes of a longer body", head.status.as_u16(), bytes.len());
+                    return Outcome::Unknown { reason };
+                }
+                Err(reason) => return Outcome::Unknown { reason },
+            };
+            // What is not data is trailers; they say nothing that is kept.
+            let Ok(data) = frame.into_data() else { continue };
+            if bytes.len() + data.len() > self.result_bytes_max {
+                return Outcome::Unknown { reason: self.too_large(head.status) };
+            }
+            bytes.extend_from_slice(&data);
+        }
+        if connection.gate.shut() == Left::Nothing {
+            return Outcome::NotSent { reason: "reset: the provider answered before it was asked".to_owned() };
+        }
+        self.pool.put(connection);
+        self.judge.judge(Answer { status: head.status, headers: &head.headers, body: bytes, method: request.method() })
+    }
+
+    fn too_large(&self, status: http::StatusCode) -> String {
+        format!("too_large: {} with a body over {} bytes", status.as_u16(), self.result_bytes_max)
+    }
+
+    /// The request as it is sent: what was rendered, and what names the attempt.
+    fn request(&self, call: &Call) -> Result<http::Request<Full<Bytes>>, String> {
+        let rendered = &call.rendered;
+        let uri: http::Uri = rendered.url.parse().map_err(|_| "invalid: the rendered url is no url".to_owned())?;
+        if !self.render.origin.is_of(&uri) {
+            return Err("invalid: the rendered url has another origin than this provider".to_owned());
+        }
+        let mut headers = HeaderMap::with_capacity(rendered.headers.len() + 8);
+        headers.insert(header::HOST, self.render.origin.host.clone());
+        for (name, value) in &rendered.headers {
+            let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("invalid: header name {name:?}"))?;
+            let value = HeaderValue::from_str(value).map_err(|_| format!("invalid: the value of header {name}"))?;
+            headers.append(name, value);
+        }
+        if !rendered.body.is_empty() || !matches!(rendered.method.as_str(), "GET" | "HEAD") {
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(rendered.body.len()));
+        }
+        if let Some(authorization) = &self.authorization {
+            headers.insert(header::AUTHORIZATION, authorization.clone());
+        }
+        if let Some(name) = &self.idempotency_header {
+            let key = HeaderValue::from_str(&call.idempotency_key).map_err(|_| "invalid: the idempotency key".to_owned())?;
+            headers.insert(name.clone(), key);
+        }
+        if let Some(traceparent) = &call.traceparent {
+            let traceparent = HeaderValue::from_str(traceparent).map_err(|_| "invalid: the traceparent".to_owned())?;
+            headers.insert("traceparent", traceparent);
+        }
+        let job_id = HeaderValue::from_str(&call.job_id.to_string()).expect("a job id is visible ASCII");
+        headers.insert(JOB_ID_HEADER, job_id);
+        headers.insert(ATTEMPT_HEADER, HeaderValue::from(call.attempt));
+
+        let origin_form = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
+        let mut request = http::Request::builder()
+            .method(rendered.method.as_str())
+            .uri(origin_form)
+            .body(Full::new(Bytes::from_owner(Arc::clone(&rendered.body))))
+            .map_err(|_| "invalid: the method or the url".to_owned())?;
+        *request.headers_mut() = headers;
+        Ok(request)
+    }
+}
+
+impl Provider for HttpProvider {
+    fn render(&self, request: &Request) -> Result<Rendered, RenderError> {
+        self.render.render(request)
+    }
+
+    fn submit(&self, call: Call) -> ProviderFuture<'_, Outcome> {
+        Box::pin(self.call(call))
+    }
+}
+
+/// Most memory that is reserved on the word of a `content-length`; the rest as it comes.
+const BODY_RESERVE_BYTES_MAX: usize = 1 << 20;
+
+/// Where a connection came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reused {
+    Yes,
+    No,
+}
+
+fn own_header_name(name: &str) -> Result<HeaderName, HttpProblem> {
+    let refused = || HttpProblem::Header(name.to_owned());
+    let parsed = HeaderName::from_bytes(name.as_bytes()).map_err(|_| refused())?;
+    if render::is_reserved(parsed.as_str()) { Err(refused()) } else { Ok(parsed) }
+}
+
+fn authorization(bearer: &str) -> Result<HeaderValue, HttpProblem> {
+    if bearer.len() < BEARER_BYTES_MIN || !bearer.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(HttpProblem::Bearer);
+    }
+    let mut value = HeaderValue::from_str(&format!("Bearer {bearer}")).map_err(|_| HttpProblem::Bearer)?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// Says in our own words how a connection was lost before the answer's head.
+fn lost(error: &hyper::Error) -> String {
+    let what = if error.is_parse_too_large() {
+        "malformed: the answer's head is too large"
+    } else if error.is_parse() {
+        "malformed: the answer is not HTTP/1.1"
+    } else {
+        "reset: the connection ended before the answer's head"
+    };
+    what.to_owned()
+}
+
+/// The limits of one call's phases. Each phase ends at its own limit or at the call's, whichever comes first.
+struct Clock {
+    timeouts: Timeouts,
+    began: Instant,
+    over: Instant,
+}
+
+impl Clock {
+    fn start(timeouts: Timeouts, deadline: Instant) -> Self {
+        let began = Instant::now();
+        let over = began.checked_add(timeouts.total).map_or(deadline, |total| total.min(deadline));
+        Clock { timeouts, began, over }
+    }
+
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.over
+    }
+
+    async fn connect<F: Future>(&self, phase: F) -> Result<F::Output, String> {
+        self.limit("connect", self.timeouts.connect, phase).await
+    }
+
+    async fn first_byte<F: Future>(&self, phase: F) -> Result<F::Output, String> {
+        self.limit("first_byte", self.timeouts.first_byte, phase).await
+    }
+
+    async fn idle<F: Future>(&self, phase: F) -> Result<F::Output, String> {
+        self.limit("idle", self.timeouts.idle, phase).await
+    }
+
+    async fn limit<F: Future>(&self, name: &str, limit: Duration, phase: F) -> Result<F::Output, String> {
+        let own = Instant::now().checked_add(limit).filter(|own| *own < self.over);
+        let end = own.unwrap_or(self.over);
+        // A call whose time is over does not begin another phase, not even one that would end at once.
+        if self.is_over() {
+            return Err(self.total());
+        }
+        match tokio::time::timeout_at(end.into(), phase).await {
+            Ok(output) => Ok(output),
+            Err(_) if own.is_some() => Err(format!("timeout: {name} after {limit:?}")),
+            Err(_) => Err(self.total()),
+        }
+    }
+
+    fn total(&self) -> String {
+        let limit = Duration::from_millis(u64::try_from((self.over - self.began).as_millis()).unwrap_or(u64::MAX));
+        format!("timeout: total after {limit:?}")
+    }
+}
