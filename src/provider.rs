@@ -122,9 +122,9 @@ pub struct RenderError(pub String);
 pub struct Call {
     /// What to send.
     pub rendered: Rendered,
-    /// The job, for the provider's logs.
-    pub job_id: JobId,
-    /// The attempt's number, from 1.
+    /// The job, for the provider's logs. `None` for a safe request that is passed through without a job.
+    pub job_id: Option<JobId>,
+    /// The attempt's number, from 1; 0 without a job.
     pub attempt: u32,
     /// The attempt's own idempotency key: the same for every repetition of this attempt, another for every other attempt.
     pub idempotency_key: String,

@@ -28,7 +28,7 @@ use crate::fingerprint::{Fingerprinted, Sha256Bytes, fingerprint};
 use crate::job::{Class, Identity, Job, JobId, JobState, Key, Owner, Payload, Rules, locate};
 use crate::metrics;
 use crate::policy::Plan;
-use crate::provider::{Provider, Rendered, Request, Response, boottime_ms};
+use crate::provider::{Call, Fence, Outcome, Provider, Rendered, Request, Response, boottime_ms};
 use crate::store::{
     Begin, BeginAttempt, Begun, CancelMode, Canceled, Extended, FinishAttempt, Finished, Follow, Gone, Marked, Read, Reopened,
     ResolveAttempt, Resolved, Store, SubmitJob, Submitted, Word, WriteAhead,
@@ -739,6 +739,38 @@ impl Runtime {
         attempts::count_finish(&finished, report.outcome);
         inner.after_change(id).await;
         Ok(finished)
+    }
+
+    /// Sends a safe request (`GET`, `HEAD`) to a route's first provider, without a job: it may be repeated by anybody.
+    ///
+    /// # Errors
+    /// `UnknownRoute`, `Unrenderable`, `Stopping`; everything that happens at the provider is an [`Outcome`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe: dropping the future drops the call.
+    pub async fn pass_through(&self, route: &str, request: &Request) -> Result<Outcome, SubmitError> {
+        let inner = &self.inner;
+        if inner.stopping.is_cancelled() {
+            return Err(SubmitError::Stopping);
+        }
+        let route = inner.routes.get(route).ok_or_else(|| SubmitError::UnknownRoute(route.to_owned()))?;
+        let Some(FirstCall { lane, rendered, .. }) = inner.first_call(route, request)? else {
+            return Err(SubmitError::Unrenderable("the route has no provider".to_owned()));
+        };
+        let Ok(_permit) = lane.permits.try_acquire() else {
+            let reason = format!("the provider has {} calls in flight, its limit", lane.slot.in_flight_max);
+            return Ok(Outcome::NotSent { reason });
+        };
+        let call = Call {
+            rendered,
+            job_id: None,
+            attempt: 0,
+            idempotency_key: String::new(),
+            traceparent: None,
+            fence: Fence::until(u64::MAX),
+            deadline: Instant::now() + lane.slot.total,
+        };
+        Ok(lane.slot.provider.submit(call).await)
     }
 
     /// Whether a new job could be taken now: a script that writes is run, not a `PING`.

@@ -293,7 +293,7 @@ impl HttpProvider {
         if let Some(authorization) = &self.authorization {
             headers.insert(header::AUTHORIZATION, authorization.clone());
         }
-        if let Some(name) = &self.idempotency_header {
+        if let (Some(name), Some(_)) = (&self.idempotency_header, call.job_id) {
             let key = HeaderValue::from_str(&call.idempotency_key).map_err(|_| "invalid: the idempotency key".to_owned())?;
             headers.insert(name.clone(), key);
         }
@@ -301,9 +301,11 @@ impl HttpProvider {
             let traceparent = HeaderValue::from_str(traceparent).map_err(|_| "invalid: the traceparent".to_owned())?;
             headers.insert("traceparent", traceparent);
         }
-        let job_id = HeaderValue::from_str(&call.job_id.to_string()).expect("a job id is visible ASCII");
-        headers.insert(JOB_ID_HEADER, job_id);
-        headers.insert(ATTEMPT_HEADER, HeaderValue::from(call.attempt));
+        if let Some(job_id) = call.job_id {
+            let job_id = HeaderValue::from_str(&job_id.to_string()).expect("a job id is visible ASCII");
+            headers.insert(JOB_ID_HEADER, job_id);
+            headers.insert(ATTEMPT_HEADER, HeaderValue::from(call.attempt));
+        }
 
         let origin_form = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
         let mut request = http::Request::builder()

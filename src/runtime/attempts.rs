@@ -387,7 +387,7 @@ async fn call(work: &Work, attempt: &Running, rendered: Rendered) -> Outcome {
     }
     let call = Call {
         rendered,
-        job_id: work.job,
+        job_id: Some(work.job),
         attempt: attempt.number,
         idempotency_key: format!("{}-{}", work.job, attempt.number),
         traceparent: work.traceparent.clone(),
