@@ -611,11 +611,17 @@ struct Call {
     echo: Vec<u8>,
 }
 
-/// Commands that go before and after a script in the same pipeline: all of them harmless to repeat.
+/// What goes before and after a script in the same pipeline: all of it harmless to repeat.
 #[derive(Default)]
 struct Around {
     before: Vec<redis::Cmd>,
-    after: Vec<redis::Cmd>,
+    after: Vec<Afterwards>,
+}
+
+/// A command after a script. If it is a script itself and Redis has forgotten it, the whole text is sent instead.
+struct Afterwards {
+    command: redis::Cmd,
+    whole: Option<redis::Cmd>,
 }
 
 macro_rules! arguments {
@@ -1110,25 +1116,21 @@ impl Store {
     }
 
     async fn run_once(&self, call: &Call, around: &Around) -> Result<Reply, StoreError> {
-        let mut pipeline = redis::Pipeline::with_capacity(around.before.len() + 1 + around.after.len());
-        for command in &around.before {
-            pipeline.add_command(command.clone());
-        }
-        pipeline.add_command(script_command("EVALSHA", call.script.sha1(), call));
-        for command in &around.after {
-            pipeline.add_command(command.clone());
-        }
+        let mut commands = around.before.clone();
+        commands.push(script_command("EVALSHA", call.script.sha1(), call));
+        commands.extend(around.after.iter().map(|after| after.command.clone()));
         let place = around.before.len();
-        let mut values = self.inner.lanes.send(&pipeline, place + 1 + around.after.len()).await?;
+        let mut values = self.send(&commands).await?;
         // Where a job would have no other hint, a refused hint is a refused call: nobody would find the job again.
         if call.script.needs_its_hint()
             && let Some(Value::ServerError(error)) = values[..place].iter().find(|value| matches!(value, Value::ServerError(_)))
         {
             return Err(retry::of_server(error));
         }
+        let forgotten: Vec<bool> = values[place..].iter().map(is_forgotten).collect();
         let mut value = values.swap_remove(place);
-        if matches!(&value, Value::ServerError(error) if retry::is_noscript(error)) {
-            value = self.eval(call, around).await?;
+        if forgotten.contains(&true) {
+            value = self.send_whole(call, around, &forgotten, value).await?;
         }
         match value {
             Value::ServerError(error) => Err(retry::of_server(&error)),
@@ -1136,15 +1138,23 @@ impl Store {
         }
     }
 
-    /// Redis has forgotten the script: sends the whole text, which it then remembers, and what comes after once more.
-    async fn eval(&self, call: &Call, around: &Around) -> Result<Value, StoreError> {
-        let mut pipeline = redis::Pipeline::with_capacity(1 + around.after.len());
-        pipeline.add_command(script_command("EVAL", call.script.code(), call));
-        for command in &around.after {
-            pipeline.add_command(command.clone());
+    /// Redis has forgotten a script: sends its whole text, which it then remembers. If it is the main one, what comes after it is sent
+    /// once more too.
+    async fn send_whole(&self, call: &Call, around: &Around, forgotten: &[bool], value: Value) -> Result<Value, StoreError> {
+        let main = forgotten[0];
+        let mut commands = Vec::with_capacity(forgotten.len());
+        if main {
+            commands.push(script_command("EVAL", call.script.code(), call));
         }
-        let mut values = self.inner.lanes.send(&pipeline, 1 + around.after.len()).await?;
-        Ok(values.swap_remove(0))
+        for (after, forgotten) in around.after.iter().zip(&forgotten[1..]) {
+            match &after.whole {
+                Some(whole) if *forgotten => commands.push(whole.clone()),
+                _ if main => commands.push(after.command.clone()),
+                _ => {}
+            }
+        }
+        let mut values = self.send(&commands).await?;
+        Ok(if main { values.swap_remove(0) } else { value })
     }
 
     /// Sends one command on a lane.
@@ -1158,13 +1168,20 @@ impl Store {
 
     /// Sends commands on a lane, in one pipeline; an error of Redis is a value.
     async fn commands(&self, commands: Vec<redis::Cmd>) -> Result<Vec<Value>, StoreError> {
-        let replies = commands.len();
-        let mut pipeline = redis::Pipeline::with_capacity(replies);
-        for command in commands {
-            pipeline.add_command(command);
-        }
-        self.inner.lanes.send(&pipeline, replies).await.inspect_err(|error| metrics::store_error(error.class()))
+        self.send(&commands).await.inspect_err(|error| metrics::store_error(error.class()))
     }
+
+    async fn send(&self, commands: &[redis::Cmd]) -> Result<Vec<Value>, StoreError> {
+        let mut pipeline = redis::Pipeline::with_capacity(commands.len());
+        for command in commands {
+            pipeline.add_command(command.clone());
+        }
+        self.inner.lanes.send(&pipeline, commands.len()).await
+    }
+}
+
+fn is_forgotten(value: &Value) -> bool {
+    matches!(value, Value::ServerError(error) if retry::is_noscript(error))
 }
 
 fn script_command(command: &str, script: &str, call: &Call) -> redis::Cmd {

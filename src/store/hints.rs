@@ -9,7 +9,7 @@ use redis::Value;
 use crate::error::StoreError;
 use crate::job::{Identity, SHARDS};
 use crate::store::scripts::Script;
-use crate::store::{Store, retry};
+use crate::store::{Afterwards, Store, retry};
 
 /// Most keys that one step of the slow scan asks for.
 const SCAN_COUNT: usize = 128;
@@ -32,8 +32,10 @@ impl Store {
         add(&self.inner.keys.unknown(identity.shard()), identity, since_ms)
     }
 
-    pub(super) fn settle_due(&self, identity: Identity, seen_ms: u64, due_ms: u64) -> redis::Cmd {
-        settle(&self.inner.keys.due(identity.shard()), identity, seen_ms, due_ms)
+    pub(super) fn settle_due(&self, identity: Identity, seen_ms: u64, due_ms: u64) -> Afterwards {
+        let hint = Hint { identity, at_ms: seen_ms };
+        let key = self.inner.keys.due(identity.shard());
+        Afterwards { command: settle(&key, hint, due_ms, Form::Hash), whole: Some(settle(&key, hint, due_ms, Form::Whole)) }
     }
 
     /// Writes that a job has, or is about to have, an unknown attempt.
@@ -126,16 +128,11 @@ impl Store {
     }
 
     async fn settle_now(&self, key: String, hint: Hint, due_ms: u64) -> Result<(), StoreError> {
-        let value = self.command(settle(&key, hint.identity, hint.at_ms, due_ms)).await;
-        match value {
-            Ok(_) => Ok(()),
+        match self.command(settle(&key, hint, due_ms, Form::Hash)).await {
             Err(StoreError::Fatal { code, .. }) if code == "NOSCRIPT" => {
-                let mut command = redis::cmd("EVAL");
-                command.arg(Script::SettleHint.code()).arg(1).arg(&key);
-                command.arg(hint.identity.to_string()).arg(hint.at_ms).arg(due_ms);
-                self.command(command).await.map(drop)
+                self.command(settle(&key, hint, due_ms, Form::Whole)).await.map(drop)
             }
-            Err(error) => Err(error),
+            settled => settled.map(drop),
         }
     }
 
@@ -206,9 +203,23 @@ fn add(key: &str, identity: Identity, at_ms: u64) -> redis::Cmd {
     command
 }
 
-fn settle(key: &str, identity: Identity, seen_ms: u64, due_ms: u64) -> redis::Cmd {
-    let mut command = redis::cmd("EVALSHA");
-    command.arg(Script::SettleHint.sha1()).arg(1).arg(key).arg(identity.to_string()).arg(seen_ms).arg(due_ms);
+/// How a script is named to Redis.
+#[derive(Clone, Copy)]
+enum Form {
+    Hash,
+    Whole,
+}
+
+fn settle(key: &str, hint: Hint, due_ms: u64, form: Form) -> redis::Cmd {
+    let mut command = match form {
+        Form::Hash => redis::cmd("EVALSHA"),
+        Form::Whole => redis::cmd("EVAL"),
+    };
+    match form {
+        Form::Hash => command.arg(Script::SettleHint.sha1()),
+        Form::Whole => command.arg(Script::SettleHint.code()),
+    };
+    command.arg(1).arg(key).arg(hint.identity.to_string()).arg(hint.at_ms).arg(due_ms);
     command
 }
 

@@ -7,7 +7,7 @@ use futures_util::stream::BoxStream;
 
 use crate::error::{Refusal, StoreError};
 use crate::job::{Identity, SHARDS};
-use crate::store::Store;
+use crate::store::{Afterwards, Store};
 
 /// The wake-ups of all gateways, this one's own included.
 pub struct Wakeups {
@@ -31,7 +31,11 @@ impl Wakeups {
 }
 
 impl Store {
-    pub(super) fn announce(&self, identity: Identity) -> redis::Cmd {
+    pub(super) fn announce(&self, identity: Identity) -> Afterwards {
+        Afterwards { command: self.publish(identity), whole: None }
+    }
+
+    fn publish(&self, identity: Identity) -> redis::Cmd {
         let mut command = redis::cmd("PUBLISH");
         command.arg(self.inner.keys.done(identity.shard())).arg(identity.to_string());
         command
@@ -39,7 +43,7 @@ impl Store {
 
     /// Says that a job has changed, outside a script's own pipeline.
     pub(crate) async fn announce_now(&self, identity: Identity) -> Result<(), StoreError> {
-        self.command(self.announce(identity)).await.map(drop)
+        self.command(self.publish(identity)).await.map(drop)
     }
 
     /// Listens for wake-ups, on a connection of its own.
