@@ -461,7 +461,7 @@ fn an_owner_has_tokens_of_its_own() {
     assert_eq!(token, "41ef4bb0b23661e66301aac36066912dac037827b4ae63a7b1165a5aa93ed4eb");
     let owner = |tokens: &str| with(&format!("[owner.shop]\ntokens_sha256 = {tokens}"));
     let config = owner(&format!("[\"{}\"]", token.to_uppercase())).load().unwrap();
-    assert_eq!(config.owner["shop"].tokens_sha256, [token.clone()]);
+    assert_eq!(config.owner["shop"].tokens_sha256, std::slice::from_ref(&token));
     for (tokens, word) in [("[]", "no token"), ("[\"open sesame\"]", "11 characters"), ("[\"zz\"]", "64 hexadecimal digits")] {
         let problem = owner(tokens).problem();
         assert!(problem.key == "owner.shop.tokens_sha256" && problem.what.contains(word), "{problem}");
