@@ -232,6 +232,21 @@ fn everything_wrong_is_told_at_once_each_on_its_line() {
 }
 
 #[test]
+fn a_value_of_another_kind_is_told_what_is_wanted() {
+    for (keys, key, hint) in [
+        ("[redis]\nlanes = \"many\"", "redis.lanes", "write a whole number, 0 or more"),
+        ("[redis]\nallow_eviction = 1", "redis.allow_eviction", "write true or false"),
+        ("[redis]\nprefix = 1", "redis.prefix", "write a text in quotes"),
+        ("[server]\nwait_max = 5", "server.wait_max", "write a time with its unit, as in \"30s\""),
+        ("[server]\ncors_origins = \"https://shop.example\"", "server.cors_origins", "write a list in [ ]"),
+        ("[provider.ink]\nbase_url = \"http://ink\"\ntimeouts = \"5s\"", "provider.ink.timeouts", "write a table in { }"),
+    ] {
+        let problem = with(keys).problem();
+        assert_eq!((problem.key.as_str(), problem.hint.as_str()), (key, hint), "{problem}");
+    }
+}
+
+#[test]
 fn a_file_that_is_not_there_or_not_toml_is_told_without_its_text() {
     let missing = Sources {
         file: Some(PathBuf::from("/nowhere/onejob.toml")),

@@ -82,6 +82,16 @@ async fn it_never_evicts_appends_to_a_file_and_has_no_port() {
     redis.stop().await;
 }
 
+/// Ctrl-C in a terminal goes to the gateway's whole process group, and the gateway needs Redis until it has drained.
+#[tokio::test]
+async fn a_signal_for_the_gateways_group_does_not_reach_the_server() {
+    let home = tempfile::tempdir().unwrap();
+    let redis = start(home.path()).await;
+    let pid = rustix::process::Pid::from_raw(redis.pid().unwrap().try_into().unwrap()).unwrap();
+    assert_eq!(rustix::process::getpgid(Some(pid)).unwrap(), pid);
+    redis.stop().await;
+}
+
 #[tokio::test]
 async fn a_killed_server_comes_back_with_its_data_at_the_same_address() {
     let home = tempfile::tempdir().unwrap();
