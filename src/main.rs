@@ -1,1 +1,3 @@
+//! The gateway and its command line.
+
 fn main() {}

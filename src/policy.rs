@@ -4,38 +4,59 @@
 //! `lua/`, on the record; here only *what the runtime would like to do next*. One budget of attempts serves every retry and failover.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::attempt::{Attempt, AttemptState};
 
 /// The longest pause between two attempts at one provider that asked for none.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
-/// A definite failure after which another attempt may begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// How long TCP waits for an acknowledgement before it gives a connection up: part of the quarantine.
+pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The statuses that can be refusals.
+const STATUSES: RangeInclusive<u16> = 400..=599;
+
+/// A definite failure after which another attempt may begin. What is unknown is none, and has no word here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FailoverOn {
-    /// Nothing was sent.
+    /// `not_sent`: nothing left for the provider.
     NotSent,
-    /// The provider refused with this status.
-    Rejected(u16),
-    /// What it made is not valid for the route.
+    /// `rejected:<status>`: the provider refused with this status, 400 to 599.
+    Rejected {
+        /// The status.
+        status: u16,
+    },
+    /// `invalid_output`: it answered, but not as the route requires.
     InvalidOutput,
 }
 
-impl FromStr for FailoverOn {
-    type Err = String;
+/// A text is no word of `failover_on`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{word:?} is not one of not_sent, rejected:<status from 400 to 599>, invalid_output")]
+pub struct InvalidFailover {
+    word: String,
+}
 
-    fn from_str(word: &str) -> Result<Self, String> {
+impl FromStr for FailoverOn {
+    type Err = InvalidFailover;
+
+    fn from_str(word: &str) -> Result<Self, InvalidFailover> {
+        let status = || {
+            let digits = word.strip_prefix("rejected:")?;
+            let three_digits = digits.len() == 3 && digits.bytes().all(|b| b.is_ascii_digit());
+            three_digits.then(|| digits.parse().ok()).flatten().filter(|status| STATUSES.contains(status))
+        };
         match word {
             "not_sent" => Ok(FailoverOn::NotSent),
             "invalid_output" => Ok(FailoverOn::InvalidOutput),
-            _ => word
-                .strip_prefix("rejected:")
-                .and_then(|status| status.parse().ok())
-                .filter(|status| (400..600).contains(status))
-                .map(FailoverOn::Rejected)
-                .ok_or_else(|| format!("{word:?} is not one of not_sent, rejected:<400 to 599>, invalid_output")),
+            _ => match status() {
+                Some(status) => Ok(FailoverOn::Rejected { status }),
+                None => Err(InvalidFailover { word: word.chars().take(64).collect() }),
+            },
         }
     }
 }
@@ -44,14 +65,27 @@ impl fmt::Display for FailoverOn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             FailoverOn::NotSent => f.write_str("not_sent"),
-            FailoverOn::Rejected(status) => write!(f, "rejected:{status}"),
+            FailoverOn::Rejected { status } => write!(f, "rejected:{status}"),
             FailoverOn::InvalidOutput => f.write_str("invalid_output"),
         }
     }
 }
 
+impl Serialize for FailoverOn {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for FailoverOn {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 /// Whether a job may go to another provider than the one that failed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Gate {
     /// Only to a certified one. There are no certificates yet, so: to none.
     #[default]
@@ -203,7 +237,7 @@ fn failure_of(attempt: &Attempt) -> Option<FailoverOn> {
         AttemptState::Failed => {
             let status = words.strip_prefix(REJECTED).and_then(|rest| rest.split_whitespace().next()?.parse().ok());
             // A failure that somebody resolved by hand, saying that another attempt may begin.
-            Some(status.map_or(FailoverOn::NotSent, FailoverOn::Rejected))
+            Some(status.map_or(FailoverOn::NotSent, |status| FailoverOn::Rejected { status }))
         }
         AttemptState::Canceled | AttemptState::Abandoned => Some(FailoverOn::NotSent),
         AttemptState::Aborted
@@ -223,7 +257,7 @@ mod tests {
         Plan {
             providers,
             attempts_max: 3,
-            failover_on: vec![FailoverOn::NotSent, FailoverOn::Rejected(429)],
+            failover_on: vec![FailoverOn::NotSent, FailoverOn::Rejected { status: 429 }],
             gate,
             backoff: Duration::from_millis(200),
         }
@@ -265,14 +299,14 @@ mod tests {
 
     #[test]
     fn a_refusal_outside_failover_on_ends_the_job() {
-        let refused = Try { provider: 0, failure: FailoverOn::Rejected(400) };
+        let refused = Try { provider: 0, failure: FailoverOn::Rejected { status: 400 } };
         assert_eq!(plan(2, Gate::Off).after(&[refused], None, None), Next::End(Ending::NotInFailoverOn));
     }
 
     #[test]
     fn retry_after_is_honoured_within_the_deadline_and_ends_the_job_beyond_it() {
         let plan = plan(1, Gate::Enforce);
-        let busy = [Try { provider: 0, failure: FailoverOn::Rejected(429) }];
+        let busy = [Try { provider: 0, failure: FailoverOn::Rejected { status: 429 } }];
         let two = Some(Duration::from_secs(2));
         assert_eq!(plan.after(&busy, two, Some(Duration::from_secs(3))), begin(0, 2000, GateSaid::Nothing));
         assert_eq!(plan.after(&busy, two, Some(Duration::from_secs(2))), Next::End(Ending::Deadline));

@@ -20,12 +20,14 @@ use crate::error::{Refusal, StoreError};
 use crate::fingerprint::Sha256Bytes;
 use crate::job::{Body, Class, Identity, Job, JobId, JobState, Owner, Payload, Rules};
 use crate::metrics;
+use crate::policy::TCP_USER_TIMEOUT;
 
 mod blobs;
 mod check;
 mod hints;
 mod keys;
 mod lanes;
+pub mod private_redis;
 mod record;
 mod reply;
 mod retry;
@@ -42,9 +44,6 @@ pub use wake::Wakeups;
 use keys::Keys;
 use lanes::Lanes;
 use reply::Reply;
-
-/// How long TCP waits for an acknowledgement before it gives a connection up.
-pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Which Redis, and how patient with it.
 #[derive(Clone, Debug)]
@@ -1204,6 +1203,7 @@ fn gone(reply: &mut Reply) -> Result<Gone, StoreError> {
 }
 
 fn local_ms() -> u64 {
+    #[expect(clippy::disallowed_methods, reason = "the proposed time of a job id, and what Redis' clock is compared with")]
     let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock stands after 1970");
     u64::try_from(since.as_millis()).expect("the clock stands before the year 500,000,000")
 }

@@ -404,6 +404,7 @@ impl Book {
 }
 
 fn unix_ms() -> u64 {
+    #[expect(clippy::disallowed_methods, reason = "a ledger for people, on the wall clock")]
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -470,7 +470,7 @@ fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome) 
             let status = response.status;
             let mut verdict = plain(FinishOutcome::Failed, format!("{} {status}: {reason}", policy::REJECTED));
             verdict.response = Some(response);
-            (FailoverOn::Rejected(status), retry_after, verdict)
+            (FailoverOn::Rejected { status }, retry_after, verdict)
         }
         Outcome::InvalidOutput { reason } => {
             let reason = format!("{}: {reason}", policy::INVALID_OUTPUT);

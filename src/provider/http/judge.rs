@@ -67,6 +67,7 @@ impl Judge {
             return Outcome::Unknown { reason: format!("truncated: {status} with a body that has neither length nor end") };
         }
         let named = if declares_json(answer.headers) { json.map(Named::read).unwrap_or_default() } else { Named::default() };
+        #[expect(clippy::disallowed_methods, reason = "an HTTP date is on everybody's wall clock")]
         let retry_after = retry_after(answer.headers, SystemTime::now());
         let response = Response { status, headers: self.kept(answer.headers), body: body.into() };
         match meaning {

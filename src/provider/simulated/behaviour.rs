@@ -211,7 +211,7 @@ fn words_known() -> String {
 }
 
 fn duration(value: &str) -> Result<Duration, String> {
-    let parsed = humantime_serde::re::humantime::parse_duration(value);
+    let parsed = humantime::parse_duration(value);
     let duration = parsed.map_err(|_| format!("{value:?} is no duration such as 200ms or 2s"))?;
     if duration > DURATION_MAX { Err(format!("{value} is too long; the limit is {DURATION_MAX:?}")) } else { Ok(duration) }
 }
