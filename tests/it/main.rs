@@ -1,1 +1,3 @@
-fn main() {}
+//! Tests against the real things: real HTTP on loopback.
+mod provider_http;
+mod simulated;
