@@ -353,10 +353,8 @@ fn authorization(bearer: &str) -> Result<HeaderValue, HttpProblem> {
 
 /// Says in our own words how a connection was lost before the answer's head.
 fn lost(error: &hyper::Error) -> String {
-    let what = if error.is_parse_too_large() {
-        "malformed: the answer's head is too large"
-    } else if error.is_parse() {
-        "malformed: the answer is not HTTP/1.1"
+    let what = if error.is_parse() {
+        "malformed: the answer's head is too large or not HTTP/1.1"
     } else {
         "reset: the connection ended before the answer's head"
     };

@@ -556,7 +556,7 @@ async fn an_endless_head_is_unknown() {
     })
     .await;
     let provider = provider(&raw.base_url());
-    assert_unknown(&provider.submit(call(&provider)).await, "malformed: the answer's head is too large");
+    assert_unknown(&provider.submit(call(&provider)).await, "malformed: the answer's head is too large or");
 }
 
 #[tokio::test]
@@ -688,7 +688,7 @@ async fn the_calls_own_deadline_ends_it() {
     let provider = provider(&simulated.base_url());
     let begin = Instant::now();
     let call = Call { deadline: begin + Duration::from_millis(200), ..simulate(&provider, "hang") };
-    assert_unknown(&provider.submit(call).await, "timeout: total after 1");
+    assert_unknown(&provider.submit(call).await, "timeout: total after ");
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 

@@ -104,7 +104,7 @@ async fn a_wrong_behaviour_is_refused_and_changes_nothing() {
 async fn work_that_was_taken_on_is_done_though_the_client_goes_away() {
     let simulated = start("succeed").await;
     let provider = HttpProvider::new("laser", options(&simulated.base_url())).unwrap();
-    let call = Call { deadline: Instant::now() + Duration::from_millis(150), ..simulate(&provider, "queue=400ms") };
+    let call = Call { deadline: Instant::now() + Duration::from_millis(400), ..simulate(&provider, "queue=1500ms") };
     assert_eq!(provider.submit(call).await.word(), "unknown");
     assert_eq!((simulated.ledger().accepted, simulated.ledger().executed), (1, 0));
     until("the execution", || simulated.ledger().executed == 1).await;
@@ -114,7 +114,7 @@ async fn work_that_was_taken_on_is_done_though_the_client_goes_away() {
 #[tokio::test]
 async fn refusing_for_a_while_closes_the_port_and_opens_it_again() {
     let simulated = start("status=201").await;
-    assert_eq!(send(&simulated, "PUT", "/behaviour", "", "refuse=300ms").await.0, 204);
+    assert_eq!(send(&simulated, "PUT", "/behaviour", "", "refuse=1s").await.0, 204);
     until_refused(simulated.addr()).await;
     until_accepted(simulated.addr()).await;
     assert_eq!(send(&simulated, "POST", "/", "", "{}").await.0, 201, "as before");
