@@ -63,7 +63,16 @@ pub struct HttpOptions {
     pub ca_file: Option<PathBuf>,
 }
 
+/// Largest answer, unless the options say otherwise.
+const RESULT_BYTES_MAX: usize = 16 << 20;
+
 impl HttpOptions {
+    /// The defaults, for a base URL.
+    pub fn new(base_url: &str) -> Self {
+        let entry = ProviderEntry { base_url: base_url.to_owned(), ..ProviderEntry::default() };
+        HttpOptions::from_entry(&entry, None, RESULT_BYTES_MAX)
+    }
+
     /// The options that a provider's configuration stands for, with its credential resolved by the caller.
     pub fn from_entry(entry: &ProviderEntry, bearer: Option<String>, result_bytes_max: usize) -> Self {
         HttpOptions {
@@ -355,10 +364,8 @@ fn authorization(bearer: &str) -> Result<HeaderValue, HttpProblem> {
 
 /// Says in our own words how a connection was lost before the answer's head.
 fn lost(error: &hyper::Error) -> String {
-    let what = if error.is_parse_too_large() {
-        "malformed: the answer's head is too large"
-    } else if error.is_parse() {
-        "malformed: the answer is not HTTP/1.1"
+    let what = if error.is_parse() {
+        "malformed: the answer's head is too large or not HTTP/1.1"
     } else {
         "reset: the connection ended before the answer's head"
     };

@@ -4,4 +4,6 @@
 
 mod config;
 mod private_redis;
+mod provider_http;
+mod simulated;
 mod tidy;

@@ -299,3 +299,97 @@ impl Write for Gated {
         self.write(|stream| stream.poll_write_vectored(cx, bufs))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::provider::boottime_ms;
+
+    async fn pair(used: Used) -> (Gated, TcpStream) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        (Gated { stream: MaybeHttpsStream::Http(TokioIo::new(client)), gate: Gate::new(), used }, server)
+    }
+
+    async fn write(gated: &mut Gated, bytes: &[u8]) -> io::Result<usize> {
+        poll_fn(|cx| Pin::new(&mut *gated).poll_write(cx, bytes)).await
+    }
+
+    async fn everything(gated: Gated, mut server: TcpStream) -> Vec<u8> {
+        drop(gated);
+        let mut bytes = Vec::new();
+        server.read_to_end(&mut bytes).await.unwrap();
+        bytes
+    }
+
+    #[tokio::test]
+    async fn nothing_passes_a_gate_that_no_call_has_armed() {
+        let (mut gated, server) = pair(Used::Never).await;
+        assert!(write(&mut gated, b"a").await.is_err());
+        assert_eq!(gated.gate.shut(), Left::Nothing);
+        assert_eq!(everything(gated, server).await, b"");
+    }
+
+    #[tokio::test]
+    async fn the_fence_is_asked_at_the_first_byte_and_not_again() {
+        let (mut gated, server) = pair(Used::Never).await;
+        let fence = Fence::until(u64::MAX);
+        gated.gate.arm(fence.clone());
+        fence.close();
+        assert!(write(&mut gated, b"a").await.is_err());
+        assert_eq!(gated.gate.shut(), Left::Nothing);
+
+        let fence = Fence::until(boottime_ms() + 60_000);
+        gated.gate.arm(fence.clone());
+        assert_eq!(write(&mut gated, b"b").await.unwrap(), 1);
+        // Half a request helps nobody: what has begun to leave goes on.
+        fence.close();
+        assert_eq!(write(&mut gated, b"c").await.unwrap(), 1);
+        assert_eq!(gated.gate.shut(), Left::MaybeSome);
+        assert_eq!(everything(gated, server).await, b"bc");
+    }
+
+    #[tokio::test]
+    async fn nothing_passes_after_the_call_was_given_up() {
+        let (mut gated, server) = pair(Used::Never).await;
+        gated.gate.arm(Fence::until(u64::MAX));
+        assert_eq!(gated.gate.shut(), Left::Nothing);
+        assert!(write(&mut gated, b"a").await.is_err());
+        assert_eq!(everything(gated, server).await, b"");
+    }
+
+    #[tokio::test]
+    async fn a_write_that_the_kernel_refuses_has_let_nothing_out() {
+        let (mut gated, server) = pair(Used::Never).await;
+        // A close with unread bytes resets the connection.
+        poll_fn(|cx| Pin::new(&mut gated.stream).poll_write(cx, b"unread")).await.unwrap();
+        server.readable().await.unwrap();
+        drop(server);
+        gated.gate.arm(Fence::until(u64::MAX));
+        assert!(write(&mut gated, b"a").await.is_err());
+        assert_eq!(gated.gate.shut(), Left::Nothing);
+    }
+
+    #[tokio::test]
+    async fn a_used_connection_is_not_written_to_once_there_is_anything_to_read() {
+        for last_words in [b"".as_slice(), b"HTTP/1.1 408 Request Timeout\r\n\r\n"] {
+            let (mut gated, server) = pair(Used::Before).await;
+            server.try_write(last_words).unwrap();
+            drop(server);
+            gated.gate.arm(Fence::until(u64::MAX));
+            assert_eq!(write(&mut gated, b"a").await.unwrap_err().kind(), io::ErrorKind::NotConnected);
+            assert_eq!(gated.gate.shut(), Left::Nothing);
+        }
+        let (mut gated, server) = pair(Used::Before).await;
+        gated.gate.arm(Fence::until(u64::MAX));
+        assert_eq!(write(&mut gated, b"a").await.unwrap(), 1);
+        assert_eq!(gated.gate.shut(), Left::MaybeSome);
+        assert_eq!(everything(gated, server).await, b"a");
+    }
+}
