@@ -49,7 +49,7 @@ fn request() -> Request {
 pub fn call(provider: &HttpProvider) -> Call {
     Call {
         rendered: provider.render(&request()).unwrap(),
-        job_id: JOB.parse::<JobId>().unwrap(),
+        job_id: Some(JOB.parse::<JobId>().unwrap()),
         attempt: 1,
         idempotency_key: "attempt-key-1".to_owned(),
         traceparent: None,
