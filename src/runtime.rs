@@ -23,7 +23,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::attempt::{Attempt, AttemptState, AttemptToken, FinishOutcome, ResolveOutcome};
-use crate::error::StoreError;
+use crate::error::{Refusal, StoreError};
 use crate::fingerprint::{Fingerprinted, Sha256Bytes, fingerprint};
 use crate::job::{Class, Identity, Job, JobId, JobState, Key, Owner, Payload, Rules, locate};
 use crate::metrics;
@@ -480,6 +480,7 @@ impl Runtime {
                 self.inner.settle_claim(submit);
                 Err(error.into())
             }
+            Err(error @ StoreError::NotExecuted { code: Refusal::Connect, .. }) => Err(error.into()),
             // Out of memory or of replicas: a duplicate still gets its answer, only a new job is refused.
             Err(error @ StoreError::NotExecuted { .. }) => match self.inner.store.read_job(submit.id.identity()).await {
                 Ok(Read::Found(job)) if job.digest != submit.digest => Err(SubmitError::Collision),

@@ -1085,26 +1085,26 @@ impl Store {
         Call { script, key: self.inner.keys.job(identity), arguments, echo }
     }
 
-    /// Makes a call, and the same call again where the error allows it, within a bounded number of tries.
+    /// Makes a call, and the same call again where the error allows it, within a bounded number of tries and a bounded time.
+    ///
+    /// Once a try may have been executed, the call may have been, whatever a later try says.
     async fn run(&self, call: &Call, around: &Around) -> Result<Reply, StoreError> {
         let began = Instant::now();
+        let budget = self.inner.options.response_timeout * retry::PATIENCE;
         let mut pause = retry::PAUSE;
+        let mut ambiguous = None;
         let mut tries = 1;
         let outcome = loop {
-            let outcome = self.run_once(call, around).await;
-            let again = match &outcome {
-                // Again at once would meet the same memory, role or disk.
-                Err(StoreError::NotExecuted { code, .. }) => {
-                    matches!(code, Refusal::Connect | Refusal::Busy | Refusal::Loading | Refusal::Cluster)
-                }
-                Err(StoreError::Ambiguous { .. }) => true,
-                Err(StoreError::Fatal { .. }) | Ok(_) => false,
+            let error = match self.run_once(call, around).await {
+                Ok(reply) => break Ok(reply),
+                Err(error) => error,
             };
-            if let Err(error) = &outcome {
-                metrics::store_error(error.class());
+            metrics::store_error(error.class());
+            if matches!(error, StoreError::Ambiguous { .. }) {
+                ambiguous = Some(error.clone());
             }
-            if !again || tries == retry::TRIES_MAX {
-                break outcome;
+            if !retry::is_worth_it(&error) || tries == retry::TRIES_MAX || began.elapsed() + pause >= budget {
+                break Err(if error.is_retryable() { ambiguous.unwrap_or(error) } else { error });
             }
             tries += 1;
             tokio::time::sleep(pause).await;

@@ -14,6 +14,21 @@ pub(crate) const TRIES_MAX: u32 = 3;
 /// The pause before a call is sent again; doubles.
 pub(crate) const PAUSE: Duration = Duration::from_millis(20);
 
+/// So many times the response timeout, and no further try begins: a caller fails fast while Redis is away.
+pub(crate) const PATIENCE: u32 = 2;
+
+/// Whether the same call may fare better a moment later. Memory, role and disk stay what they are.
+pub(crate) fn is_worth_it(error: &StoreError) -> bool {
+    match error {
+        StoreError::NotExecuted { code, .. } => match code {
+            Refusal::Connect | Refusal::Busy | Refusal::Loading | Refusal::Cluster => true,
+            Refusal::Oom | Refusal::NoReplicas | Refusal::ReadOnly | Refusal::Misconf => false,
+        },
+        StoreError::Ambiguous { .. } => true,
+        StoreError::Fatal { .. } => false,
+    }
+}
+
 /// Classifies what Redis answered.
 pub(crate) fn of_server(error: &ServerError) -> StoreError {
     let code = error.code();
