@@ -30,8 +30,8 @@ use crate::metrics;
 use crate::policy::Plan;
 use crate::provider::{Call, Fence, Outcome, Provider, Rendered, Request, Response, boottime_ms};
 use crate::store::{
-    Begin, BeginAttempt, Begun, CancelMode, Canceled, Extended, FinishAttempt, Finished, Follow, Gone, Marked, Read, Reopened,
-    ResolveAttempt, Resolved, Store, SubmitJob, Submitted, Word, WriteAhead,
+    Begin, BeginAttempt, Begun, CancelMode, Canceled, Extended, FinishAttempt, Finished, Follow, Gone, Hint, Marked, Read,
+    Reopened, ResolveAttempt, Resolved, Store, SubmitJob, Submitted, Word, WriteAhead,
 };
 
 mod attempts;
@@ -41,7 +41,7 @@ mod waiters;
 
 pub use attempts::Drained;
 
-use attempts::{Running, Work};
+use attempts::{Pending, Running, Work};
 use timers::Timers;
 use waiters::Waiters;
 
@@ -413,6 +413,7 @@ impl Runtime {
         let input = Payload { head: request.head(), body };
         let token = AttemptToken::random();
         let room = first.as_ref().and_then(|first| inner.try_room(&first.lane));
+        let waits = if room.is_none() && first.is_some() { Pending::try_count(inner) } else { None };
         let begin = match (&first, &room) {
             (Some(first), Some(_)) => Begin::Running { provider: &first.lane.slot.name, sent: first.write_ahead() },
             _ => Begin::Pending,
@@ -428,8 +429,8 @@ impl Runtime {
             rules: route.rules,
             input: &input,
             token,
-            // Attempts that come from outside: nobody here holds the job.
-            lease_ms: if first.is_some() { inner.lease_ms() } else { 0 },
+            // Otherwise nobody here holds the job: whoever has room may begin, or somebody outside.
+            lease_ms: if room.is_some() || waits.is_some() { inner.lease_ms() } else { 0 },
             gateway: &inner.gateway,
             begin,
         };
@@ -438,7 +439,10 @@ impl Runtime {
         let hint_ms = inner.store.now_ms() + submit.lease_ms;
         let (id, created_ms, first_state) = match self.claim(&submit).await? {
             Claimed::Created { id, created_ms, first } => (id, created_ms, first),
-            Claimed::There(receipt) => return Ok(receipt),
+            Claimed::There(receipt) => {
+                inner.forget_hint(&receipt.job, hint_ms);
+                return Ok(receipt);
+            }
         };
         let begins = matches!(submit.begin, Begin::Running { .. });
         if begins && first_state != Some(AttemptState::Running) {
@@ -454,14 +458,15 @@ impl Runtime {
             let deadline = route.deadline.map(|deadline| began + deadline);
             let work = Work { job: id, route, request: Arc::new(request), traceparent, tries: Vec::new(), deadline };
             let runtime = Arc::clone(inner);
-            match room {
-                Some(room) => {
+            match (room, waits) {
+                (Some(room), _) => {
                     let attempt = Running::new(inner, &work, lane, 1, token, lease_from_ms, Some(hint_ms));
                     inner.work.spawn(attempts::drive(runtime, work, attempt, rendered, room, began));
                 }
-                None => {
-                    inner.work.spawn(attempts::drive_pending(runtime, work, token, lease_from_ms));
+                (None, Some(waits)) => {
+                    inner.work.spawn(attempts::drive_pending(runtime, work, token, lease_from_ms, waits));
                 }
+                (None, None) => {}
             }
         }
         Ok(Receipt { job, replayed: Replayed::No })
@@ -610,7 +615,7 @@ impl Runtime {
         if let Canceled::Canceled { .. } = canceled {
             metrics::job_ended(JobState::Canceled.as_str());
         }
-        self.inner.waiters.wake(id.identity());
+        self.inner.after_change(id).await;
         Ok(canceled)
     }
 
@@ -835,6 +840,16 @@ impl Inner {
         Ok(Some(FirstCall { lane, rendered, hash }))
     }
 
+    /// A duplicate of an ended job has left a hint that nobody needs; the sweeper would take it, but many of them would crowd it.
+    fn forget_hint(self: &Arc<Self>, job: &Job, at_ms: u64) {
+        if job.is_ended() {
+            let (runtime, hint) = (Arc::clone(self), Hint { identity: job.id.identity(), at_ms });
+            self.work.spawn(async move {
+                let _ = runtime.store.move_due(hint, 0).await;
+            });
+        }
+    }
+
     fn lease_ms(&self) -> u64 {
         millis(self.options.lease)
     }
@@ -858,9 +873,7 @@ impl Inner {
     async fn after_change(self: &Arc<Self>, id: JobId) {
         let identity = id.identity();
         self.waiters.wake(identity);
-        if let Err(error) = sweeper::look_after(self, identity, None).await {
-            tracing::debug!(job = %id, %error, "left to the sweeper");
-        }
+        sweeper::look_soon(Arc::clone(self), identity).await;
     }
 }
 

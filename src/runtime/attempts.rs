@@ -3,10 +3,12 @@
 //! The order is the promise: the write-ahead is in Redis before the fence lets the first byte pass; a result in hand is stored before
 //! anybody is told; a beginning whose fate is not known is never sent.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::attempt::{AttemptState, AttemptToken, FinishOutcome};
@@ -18,7 +20,9 @@ use crate::provider::{Call, Fence, Outcome, Rendered, Request, Response, boottim
 use crate::runtime::sweeper;
 use crate::runtime::timers::Timer;
 use crate::runtime::{Inner, Lane, Route, millis};
-use crate::store::{Begin, BeginAttempt, Begun, Extended, FinishAttempt, Finished, Follow, Keep, Read, SubmitJob, WriteAhead};
+use crate::store::{
+    Begin, BeginAttempt, Begun, Extended, FinishAttempt, Finished, Follow, Hint, Keep, Read, Store, SubmitJob, WriteAhead,
+};
 
 /// The first pause before a call to the store is made again; doubles up to [`STORE_PAUSE_MAX`].
 const STORE_PAUSE: Duration = Duration::from_millis(50);
@@ -101,6 +105,11 @@ impl Running {
         runtime.running().insert(token, Arc::clone(&attempt));
         attempt
     }
+
+    /// When somebody must look at the job again after its end, if it ends now.
+    fn strip_at_ms(&self, store: &Store) -> Option<u64> {
+        (self.strip_after_ms > 0).then(|| store.now_ms() + self.strip_after_ms)
+    }
 }
 
 impl Inner {
@@ -142,7 +151,7 @@ impl Inner {
                     let ours = job.attempts.first().is_some_and(|attempt| attempt.token == token);
                     if !ours || give_back(&runtime, job.id, 1, token, "claim not confirmed").await.is_ok() {
                         // Without a holder it goes on at once, here or elsewhere.
-                        let _ = sweeper::look_after(&runtime, identity, None).await;
+                        sweeper::look_soon(Arc::clone(&runtime), identity).await;
                         return;
                     }
                 }
@@ -215,8 +224,7 @@ pub(crate) async fn drive(
 }
 
 /// Drives a job that was claimed without an attempt, because there was no room for one.
-pub(crate) async fn drive_pending(runtime: Arc<Inner>, work: Work, holder: AttemptToken, lease_from_ms: u64) {
-    let _pending = Pending::count(&runtime);
+pub(crate) async fn drive_pending(runtime: Arc<Inner>, work: Work, holder: AttemptToken, lease_from_ms: u64, _pending: Pending) {
     let left = runtime.fence_ms(lease_from_ms).saturating_sub(boottime_ms());
     let Some(lane) = lane_of(&runtime, &work, 0) else { return };
     // Past its lease, whoever has room may take the job.
@@ -254,17 +262,23 @@ pub(crate) async fn race(runtime: Arc<Inner>, work: Work) {
     begin_and_drive(&runtime, work, place, None, room, lane).await;
 }
 
-/// Counts a job that waits for room or for its next attempt.
-struct Pending<'a>(&'a Inner);
+/// Counts a job that waits here for room or for its next attempt.
+pub(crate) struct Pending(Arc<Inner>);
 
-impl<'a> Pending<'a> {
-    fn count(runtime: &'a Inner) -> Self {
+impl Pending {
+    fn count(runtime: &Arc<Inner>) -> Self {
         runtime.pending.fetch_add(1, Ordering::Relaxed);
-        Pending(runtime)
+        Pending(Arc::clone(runtime))
+    }
+
+    /// A place to wait for room, if not too many wait already: a waiting job holds its request in memory.
+    pub(crate) fn try_count(runtime: &Arc<Inner>) -> Option<Self> {
+        let pending = Pending::count(runtime);
+        (runtime.pending.load(Ordering::Relaxed) <= runtime.options.jobs_max).then_some(pending)
     }
 }
 
-impl Drop for Pending<'_> {
+impl Drop for Pending {
     fn drop(&mut self) {
         self.0.pending.fetch_sub(1, Ordering::Relaxed);
     }
@@ -396,8 +410,11 @@ async fn call(work: &Work, attempt: &Running, rendered: Rendered) -> Outcome {
     };
     // The adapter keeps the deadline; this outer bound is for an adapter that does not.
     let bound = deadline + Duration::from_secs(1);
-    match tokio::time::timeout_at(bound.into(), attempt.lane.slot.provider.submit(call)).await {
-        Ok(outcome) => outcome,
+    // An adapter that panics may have sent something. It must not take the attempt's end with it.
+    let submit = AssertUnwindSafe(attempt.lane.slot.provider.submit(call)).catch_unwind();
+    match tokio::time::timeout_at(bound.into(), submit).await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(_)) => Outcome::Unknown { reason: "panic: the adapter panicked".to_owned() },
         Err(_) => Outcome::Unknown { reason: "timeout: the adapter did not keep its deadline".to_owned() },
     }
 }
@@ -423,8 +440,21 @@ async fn conclude(runtime: &Arc<Inner>, work: &mut Work, attempt: &Arc<Running>,
     let finished = store_verdict(runtime, attempt, &verdict).await;
     count_finish(&finished, verdict.outcome);
     match finished {
-        Finished::Recorded { job: JobState::Pending } => verdict.next,
-        Finished::Repeated { job: JobState::Pending, .. } => verdict.next,
+        Finished::Recorded { job: JobState::Pending } | Finished::Repeated { job: JobState::Pending, .. } => {
+            if verdict.next.is_none() {
+                // Given back: whoever has room may begin, and that may be us.
+                sweeper::look_soon(Arc::clone(runtime), attempt.job.identity()).await;
+            }
+            verdict.next
+        }
+        Finished::Recorded { job } if job.is_ended() => {
+            if let Some(at_ms) = attempt.hint_ms {
+                let hint = Hint { identity: attempt.job.identity(), at_ms };
+                // Left standing it would only cost the sweeper a look.
+                let _ = runtime.store.move_due(hint, attempt.strip_at_ms(&runtime.store).unwrap_or(0)).await;
+            }
+            None
+        }
         Finished::Won { .. }
         | Finished::Recorded { .. }
         | Finished::Repeated { .. }
@@ -540,10 +570,6 @@ impl Drop for InHand<'_> {
 async fn try_store(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdict) -> Result<Finished, StoreError> {
     let identity = attempt.job.identity();
     let result = runtime.payload(identity, verdict.response.as_ref()).await?;
-    let strip_at_ms = match attempt.strip_after_ms {
-        0 => None,
-        after => Some(runtime.store.now_ms() + after),
-    };
     let finish = FinishAttempt {
         job: attempt.job,
         number: attempt.number,
@@ -555,7 +581,7 @@ async fn try_store(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdict) -
         model: &verdict.model,
         follow: verdict.follow,
         hint_ms: attempt.hint_ms,
-        strip_at_ms,
+        strip_at_ms: attempt.strip_at_ms(&runtime.store),
     };
     let finished = runtime.store.finish_attempt(&finish).await?;
     if matches!(finished, Finished::Won { .. }) {
@@ -628,11 +654,17 @@ pub(crate) async fn shut_down(runtime: &Arc<Inner>, drain: Duration) -> Drained 
                 next: None,
             };
             let written = tokio::time::timeout(LAST_WORDS, try_store(runtime, attempt, &verdict)).await;
-            matches!(written, Ok(Ok(Finished::Recorded { .. } | Finished::Repeated { .. })))
+            match written {
+                Ok(Ok(Finished::Recorded { .. } | Finished::Repeated { .. })) => (1, 0),
+                // It ended at the last moment after all.
+                Ok(Ok(Finished::Won { .. } | Finished::Discarded { .. } | Finished::NotFound)) => (0, 0),
+                Ok(Err(_)) | Err(_) => (0, 1),
+            }
         });
-        let written = futures_util::future::join_all(words).await;
-        drained.unknown = written.iter().filter(|written| **written).count();
-        drained.unwritten = written.len() - drained.unknown;
+        for (unknown, unwritten) in futures_util::future::join_all(words).await {
+            drained.unknown += unknown;
+            drained.unwritten += unwritten;
+        }
     }
     runtime.stopped.cancel();
     runtime.house.close();

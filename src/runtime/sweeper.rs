@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt as _};
 
 use crate::attempt::AttemptState;
@@ -92,6 +93,17 @@ async fn sweep(runtime: &Arc<Inner>, progress: &mut Progress) -> Result<(), Stor
         metrics::swept("hint_repaired", repaired);
     }
     Ok(())
+}
+
+/// Looks at a job without being led there by a hint; a look that fails is left to the next sweep.
+///
+/// Boxed: a look may adopt a job, and an adopted job's attempt may end with a look.
+pub(crate) fn look_soon(runtime: Arc<Inner>, identity: Identity) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        if let Err(error) = look_after(&runtime, identity, None).await {
+            tracing::debug!(%identity, %error, "left to the sweeper");
+        }
+    })
 }
 
 /// Looks at one job: lets time act on it, goes on with it if it is pending, and puts its hints right.
