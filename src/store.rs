@@ -30,6 +30,8 @@ mod record;
 mod reply;
 mod retry;
 mod scripts;
+#[cfg(test)]
+mod testing;
 mod wake;
 
 pub use check::{Checked, RedisFacts};
