@@ -606,6 +606,15 @@ struct Call {
 struct Around {
     before: Vec<redis::Cmd>,
     after: Vec<redis::Cmd>,
+    /// A due hint that is to be moved, at the very end.
+    settle: Option<Settle>,
+}
+
+/// A due hint as it was seen, and where it is to be moved: 0 to take it away.
+#[derive(Clone, Copy)]
+struct Settle {
+    hint: Hint,
+    due_ms: u64,
 }
 
 macro_rules! arguments {
@@ -769,7 +778,8 @@ impl Store {
             sent.certificate,
         ];
         let identity = submit.id.identity();
-        let around = Around { before: vec![self.hint_due(identity, self.now_ms() + submit.lease_ms)], after: vec![] };
+        let around =
+            Around { before: vec![self.hint_due(identity, self.now_ms() + submit.lease_ms)], after: vec![], settle: None };
         let call = self.call(Script::SubmitJob, identity, arguments, submit.token.argument());
         let mut reply = self.run(&call, &around).await?;
         match reply.status() {
@@ -810,7 +820,8 @@ impl Store {
             sent.certificate,
         ];
         let identity = begin.job.identity();
-        let around = Around { before: vec![self.hint_due(identity, self.now_ms() + begin.lease_ms)], after: vec![] };
+        let around =
+            Around { before: vec![self.hint_due(identity, self.now_ms() + begin.lease_ms)], after: vec![], settle: None };
         let call = self.call(Script::BeginAttempt, identity, arguments, begin.token.argument());
         let mut reply = self.run(&call, &around).await?;
         match reply.status() {
@@ -904,26 +915,26 @@ impl Store {
             hold_ms,
         ];
         let identity = finish.job.identity();
-        let mut around = Around { before: vec![], after: vec![self.announce(identity)] };
+        let mut around = Around { before: vec![], after: vec![self.announce(identity)], settle: None };
         match finish.outcome {
             FinishOutcome::Unknown => around.before.push(self.hint_unknown(identity, self.now_ms())),
             FinishOutcome::Succeeded => {
-                if let Some(seen_ms) = finish.hint_ms {
-                    around.after.push(self.settle_due(identity, seen_ms, finish.strip_at_ms.unwrap_or(0)));
-                }
+                let due_ms = finish.strip_at_ms.unwrap_or(0);
+                around.settle = finish.hint_ms.map(|at_ms| Settle { hint: Hint { identity, at_ms }, due_ms });
             }
             FinishOutcome::Failed | FinishOutcome::Aborted => {}
         }
         let call = self.call(Script::FinishAttempt, identity, arguments, finish.token.argument());
         let mut reply = self.run(&call, &around).await?;
-        match reply.status() {
-            "won" => Ok(Finished::Won { version: reply.parse()? }),
-            "recorded" => Ok(Finished::Recorded { job: reply.parse()? }),
-            "repeated" => Ok(Finished::Repeated { attempt: reply.parse()?, job: reply.parse()?, completed_by: reply.parse()? }),
-            "discarded" => Ok(Finished::Discarded { attempt: reply.parse()?, completed_by: reply.parse()? }),
-            "not_found" => Ok(Finished::NotFound),
-            _ => Err(reply.unknown_status()),
-        }
+        let finished = match reply.status() {
+            "won" => Finished::Won { version: reply.parse()? },
+            "recorded" => Finished::Recorded { job: reply.parse()? },
+            "repeated" => Finished::Repeated { attempt: reply.parse()?, job: reply.parse()?, completed_by: reply.parse()? },
+            "discarded" => Finished::Discarded { attempt: reply.parse()?, completed_by: reply.parse()? },
+            "not_found" => Finished::NotFound,
+            _ => return Err(reply.unknown_status()),
+        };
+        Ok(finished)
     }
 
     /// Records what somebody outside decided about an unknown attempt.
@@ -950,7 +961,8 @@ impl Store {
             resolve.follow.word(),
         ];
         let identity = resolve.job.identity();
-        let around = Around { before: vec![self.hint_due(identity, self.now_ms())], after: vec![self.announce(identity)] };
+        let around =
+            Around { before: vec![self.hint_due(identity, self.now_ms())], after: vec![self.announce(identity)], settle: None };
         let call = self.call(Script::ResolveAttempt, identity, arguments, resolve.request_id.as_bytes().to_vec());
         let mut reply = self.run(&call, &around).await?;
         match reply.status() {
@@ -985,7 +997,7 @@ impl Store {
             CancelMode::Force => "force",
         };
         let arguments = arguments![job, request_id, mode, actor, reason];
-        let around = Around { before: vec![], after: vec![self.announce(job.identity())] };
+        let around = Around { before: vec![], after: vec![self.announce(job.identity())], settle: None };
         let call = self.call(Script::CancelJob, job.identity(), arguments, request_id.as_bytes().to_vec());
         let mut reply = self.run(&call, &around).await?;
         match reply.status() {
@@ -1033,7 +1045,7 @@ impl Store {
     ) -> Result<Reopened, StoreError> {
         let arguments = arguments![job, request_id, actor, reason, attempts, deadline_ms];
         let identity = job.identity();
-        let around = Around { before: vec![self.hint_due(identity, self.now_ms())], after: vec![] };
+        let around = Around { before: vec![self.hint_due(identity, self.now_ms())], after: vec![], settle: None };
         let call = self.call(Script::ReopenJob, identity, arguments, request_id.as_bytes().to_vec());
         let mut reply = self.run(&call, &around).await?;
         match reply.status() {
@@ -1095,16 +1107,15 @@ impl Store {
     }
 
     async fn run_once(&self, call: &Call, around: &Around) -> Result<Reply, StoreError> {
-        let mut pipeline = redis::Pipeline::with_capacity(around.before.len() + 1 + around.after.len());
+        let mut pipeline = redis::Pipeline::with_capacity(around.before.len() + around.after.len() + 2);
         for command in &around.before {
             pipeline.add_command(command.clone());
         }
         pipeline.add_command(script_command("EVALSHA", call.script.sha1(), call));
-        for command in &around.after {
-            pipeline.add_command(command.clone());
-        }
         let place = around.before.len();
-        let mut values = self.inner.lanes.send(&pipeline, place + 1 + around.after.len()).await?;
+        let replies = place + 1 + self.add_after(&mut pipeline, around);
+        let mut values = self.inner.lanes.send(&pipeline, replies).await?;
+        let mut settled = values[place + 1..].last().cloned();
         // Where a job would have no other hint, a refused hint is a refused call: nobody would find the job again.
         if call.script.needs_its_hint()
             && let Some(Value::ServerError(error)) = values[..place].iter().find(|value| matches!(value, Value::ServerError(_)))
@@ -1113,7 +1124,13 @@ impl Store {
         }
         let mut value = values.swap_remove(place);
         if matches!(&value, Value::ServerError(error) if retry::is_noscript(error)) {
-            value = self.eval(call, around).await?;
+            (value, settled) = self.eval(call, around).await?;
+        }
+        if let (Some(Settle { hint, due_ms }), Some(Value::ServerError(error))) = (around.settle, &settled)
+            && retry::is_noscript(error)
+            && let Err(error) = self.move_due(hint, due_ms).await
+        {
+            tracing::debug!(%error, "a hint stays behind; the sweeper takes it");
         }
         match value {
             Value::ServerError(error) => Err(retry::of_server(&error)),
@@ -1122,14 +1139,26 @@ impl Store {
     }
 
     /// Redis has forgotten the script: sends the whole text, which it then remembers, and what comes after once more.
-    async fn eval(&self, call: &Call, around: &Around) -> Result<Value, StoreError> {
-        let mut pipeline = redis::Pipeline::with_capacity(1 + around.after.len());
+    ///
+    /// Returns the script's reply and, if something came after it, the last one's.
+    async fn eval(&self, call: &Call, around: &Around) -> Result<(Value, Option<Value>), StoreError> {
+        let mut pipeline = redis::Pipeline::new();
         pipeline.add_command(script_command("EVAL", call.script.code(), call));
+        let replies = 1 + self.add_after(&mut pipeline, around);
+        let mut values = self.inner.lanes.send(&pipeline, replies).await?;
+        let last = values[1..].last().cloned();
+        Ok((values.swap_remove(0), last))
+    }
+
+    /// Adds what comes after a script, and returns how many commands that is.
+    fn add_after(&self, pipeline: &mut redis::Pipeline, around: &Around) -> usize {
         for command in &around.after {
             pipeline.add_command(command.clone());
         }
-        let mut values = self.inner.lanes.send(&pipeline, 1 + around.after.len()).await?;
-        Ok(values.swap_remove(0))
+        if let Some(Settle { hint, due_ms }) = around.settle {
+            pipeline.add_command(self.settle_due(hint.identity, hint.at_ms, due_ms));
+        }
+        around.after.len() + usize::from(around.settle.is_some())
     }
 
     /// Sends one command on a lane.

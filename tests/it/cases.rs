@@ -335,3 +335,38 @@ async fn another_schema_is_refused_by_name() {
         other => panic!("{other:?}"),
     }
 }
+
+/// Created, run, ended, expired: the number of keys is back where it was.
+#[tokio::test]
+async fn jobs_that_have_expired_leave_nothing_behind() {
+    const JOBS: usize = 200;
+    let redis = Redis::start().await;
+    redis.store().await;
+    let before = redis.keys().await;
+    for _ in 0..JOBS {
+        let submission = redis.submission();
+        let rules = Rules { retention_ms: KEY_LIFE_MS, ..submission.rules };
+        let given = redis.given(Submission { rules, first: First::Running, ..submission }).await;
+        let identity = given.id.identity();
+        let due = format!("oj:due:{{{:02x}}}", identity.shard());
+        let hint_ms: u64 = redis.command(&["ZSCORE", &due, &identity.to_string()]).await;
+        let (job, token, result) = (given.id, given.token(1), payload("done"));
+        let finish = onejob::store::FinishAttempt {
+            job,
+            number: 1,
+            token,
+            outcome: FinishOutcome::Succeeded,
+            result: &result,
+            reason: "",
+            remote_id: "",
+            model: "",
+            follow: Follow::End,
+            hint_ms: Some(hint_ms),
+            strip_at_ms: None,
+        };
+        assert_eq!(given.store.finish_attempt(&finish).await, Ok(Finished::Won { version: 1 }));
+        assert!(given.dump().await.packed.is_some());
+        given.age(KEY_LIFE_MS).await;
+    }
+    assert_eq!(redis.keys().await, before);
+}

@@ -84,6 +84,19 @@ async fn submitting_again_and_again_cannot_put_off_the_look_at_a_job() {
 }
 
 #[tokio::test]
+async fn a_success_takes_its_own_hint_away_and_no_other() {
+    let redis = Redis::start().await;
+    let given = redis.given_running().await;
+    let hint_ms = due_ms(&redis, &given).await;
+    assert_eq!(succeed(&given, hint_ms.map(|ms| ms + 1)).await, Finished::Won { version: 1 });
+    assert_eq!(due_ms(&redis, &given).await, hint_ms);
+    let given = redis.given_running().await;
+    let hint_ms = due_ms(&redis, &given).await;
+    assert_eq!(succeed(&given, hint_ms).await, Finished::Won { version: 1 });
+    assert_eq!(due_ms(&redis, &given).await, None);
+}
+
+#[tokio::test]
 async fn an_unknown_job_stands_among_the_unknown() {
     let redis = Redis::start().await;
     let given = redis.given_running().await;
