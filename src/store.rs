@@ -439,6 +439,18 @@ pub enum Finished {
     NotFound,
 }
 
+impl Finished {
+    /// Whether the reply is proof that the job has ended.
+    fn tells_the_end(&self) -> bool {
+        match self {
+            Finished::Won { .. } => true,
+            Finished::Recorded { job } | Finished::Repeated { job, .. } => job.is_ended(),
+            Finished::Discarded { completed_by, .. } => *completed_by > 0,
+            Finished::NotFound => false,
+        }
+    }
+}
+
 /// A decision about an unknown attempt.
 #[derive(Clone, Debug)]
 pub struct ResolveAttempt<'a> {
@@ -934,6 +946,13 @@ impl Store {
             "not_found" => Finished::NotFound,
             _ => return Err(reply.unknown_status()),
         };
+        // The pipeline took the hint away before anybody knew the answer; a job that is still open needs it.
+        if let Some(Settle { hint, .. }) = around.settle
+            && !finished.tells_the_end()
+            && let Err(error) = self.note_due(identity, hint.at_ms).await
+        {
+            tracing::warn!(%error, %identity, "a hint is lost until the slow scan finds its job");
+        }
         Ok(finished)
     }
 

@@ -107,3 +107,28 @@ async fn an_unknown_job_stands_among_the_unknown() {
     let since_ms: u64 = redis.command(&["ZSCORE", &key, &identity.to_string()]).await;
     assert!(since_ms.abs_diff(given.job().await.attempts[0].ended_ms) < 10_000);
 }
+
+/// A late success from before a reopening was discarded, and took the hint of the open job with it: nobody would have looked again.
+#[tokio::test]
+async fn a_discarded_success_leaves_the_open_job_its_hint() {
+    let redis = Redis::start().await;
+    let given = redis.given_failed().await;
+    given.reopen(1).await;
+    let hint_ms = due_ms(&redis, &given).await;
+    assert!(hint_ms.is_some());
+    assert!(matches!(succeed(&given, hint_ms).await, Finished::Discarded { .. }));
+    assert_eq!(given.job().await.state, JobState::Pending);
+    assert_eq!(due_ms(&redis, &given).await, hint_ms);
+}
+
+/// The same for a key that was released and claimed anew.
+#[tokio::test]
+async fn a_success_for_an_incarnation_that_is_no_more_leaves_the_next_one_its_hint() {
+    let redis = Redis::start().await;
+    let given = redis.given(releasing(&redis)).await;
+    given.fail(1).await;
+    given.send(&Call::Submit(given.submission.by_another())).await;
+    let hint_ms = due_ms(&redis, &given).await;
+    assert_eq!(succeed(&given, hint_ms).await, Finished::NotFound);
+    assert_eq!(due_ms(&redis, &given).await, hint_ms);
+}
