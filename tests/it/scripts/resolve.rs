@@ -88,6 +88,21 @@ async fn a_decision_sent_again_is_repeated() {
     assert_eq!(given.dump().await, before);
 }
 
+/// A cancel and a decision of one operator came with one request id, and the decision was told "repeated" though it was never made.
+#[tokio::test]
+async fn a_request_id_of_another_call_is_not_a_repetition() {
+    let redis = Redis::start().await;
+    let given = redis.given_unknown().await;
+    let request_id = "console-1".to_owned();
+    let mode = CancelMode::Graceful;
+    given.send(&Call::Cancel { job: given.id, request_id: request_id.clone(), mode }).await;
+    let (job, outcome, word, body) = (given.id, ResolveOutcome::Canceled, Word::Provider, String::new());
+    let call = Call::Resolve { job, number: 1, request_id, outcome, word, body, follow: Follow::End };
+    let answer = format!("{:?}", given.send(&call).await);
+    assert_eq!(answer, "Resolved(Recorded { job: Canceled })");
+    assert_eq!(given.job().await.attempts[0].state, AttemptState::Canceled);
+}
+
 #[tokio::test]
 async fn only_an_unknown_attempt_can_be_decided() {
     let redis = Redis::start().await;
