@@ -51,7 +51,7 @@ if mode == 'graceful' and asked_before then
 end
 
 local now = clock(record)
-remember(record, request_id)
+remember(record, request_id, 0)
 note(record, now, mode == 'force' and 'cancel_forced' or 'cancel_requested', 0, actor, reason)
 record[P.canceled_by] = actor
 record[P.reason] = reason

@@ -7,7 +7,7 @@ false, which would turn the packed array into a map. docs/PROTOCOL.md binds; src
 ]]
 local SCHEMA = 1
 local EVENTS_MAX = 32     -- the last events off the happy path that a record keeps
-local REQUESTS_MAX = 16   -- the last request ids that a record remembers
+local REQUESTS_MAX = 16   -- the last requests that a record remembers
 local ABORTED_MAX = 8     -- attempts that touched no provider, beyond the route's own attempts
 
 -- The record of a job.
@@ -162,18 +162,24 @@ local function note(record, now, event, number, actor, detail)
   end
 end
 
-local function remembers(record, request_id)
+-- A request id counts for one script and one attempt (0 for the job): under another call it is another request.
+local function request_name(request_id, number)
+  return SCRIPT .. ' ' .. text(number) .. ' ' .. request_id
+end
+
+local function remembers(record, request_id, number)
+  local name = request_name(request_id, number)
   for _, known in ipairs(record[P.requests]) do
-    if known == request_id then
+    if known == name then
       return true
     end
   end
   return false
 end
 
-local function remember(record, request_id)
+local function remember(record, request_id, number)
   local requests = record[P.requests]
-  requests[#requests + 1] = request_id
+  requests[#requests + 1] = request_name(request_id, number)
   if #requests > REQUESTS_MAX then
     table.remove(requests, 1)
   end

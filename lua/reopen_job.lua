@@ -34,7 +34,7 @@ local record = read(KEYS[1], ARGV[1])
 if not record then
   return reply('not_found')
 end
-if remembers(record, request_id) then
+if remembers(record, request_id, 0) then
   return reply('reopened', text(record[P.version]))
 end
 if record[P.state] ~= 'failed' then
@@ -44,9 +44,9 @@ local now = clock(record)
 if gone(record, now) then
   return reply('gone', text(record[P.ended_ms]))
 end
-remember(record, request_id)
-note(record, now, 'reopened', 0, actor, reason)
 local made = #record[P.attempts] - census(record).aborted
+remember(record, request_id, 0)
+note(record, now, 'reopened', 0, actor, reason)
 record[P.policy][L.attempts_max] = made + more
 record[P.version] = record[P.version] + 1
 record[P.ended_ms] = 0

@@ -54,7 +54,7 @@ local attempt = record and record[P.attempts][number]
 if not attempt then
   return reply('not_found')
 end
-if remembers(record, request_id) then
+if remembers(record, request_id, number) then
   return reply('repeated', attempt[A.state], record[P.state], text(record[P.completed_by]))
 end
 if attempt[A.state] ~= 'unknown' then
@@ -68,7 +68,7 @@ if (outcome == 'failed' or outcome == 'canceled') and ARGV[7] ~= 'provider' then
   end
 end
 
-remember(record, request_id)
+remember(record, request_id, number)
 note(record, now, 'resolved', number, actor, outcome .. ': ' .. reason)
 if outcome == 'succeeded' then
   if may_win(record, attempt) then

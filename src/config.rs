@@ -1,10 +1,10 @@
 //! One schema for everything that can be set, checked once.
 //!
-//! The only reader of the environment. Sources, later ones win: defaults, the TOML file, `ONEJOB_…` variables, flags. Unknown keys
-//! are refused; what is refused names the key, the value and the limit, and everything that is wrong is told at once.
+//! The only reader of the environment. Sources, later ones win: defaults, the TOML file, `ONEJOB_…` variables, flags. Unknown
+//! keys are refused; what is refused names the key, the value and the limit, and everything that is wrong is told at once.
 //!
-//! Deliberately not here: nothing is connected or started; files that hold credentials and authorities are only looked at. There is
-//! no reloading: a [`Config`] is what a process has from its start to its end. `docs/OPERATIONS.md` documents every key.
+//! Deliberately not here: nothing is connected or started; files that hold credentials and authorities are only looked at. There
+//! is no reloading: a [`Config`] is what a process has from its start to its end. `docs/OPERATIONS.md` documents every key.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -199,8 +199,8 @@ pub fn token_sha256(token: &str) -> String {
     sha256(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The shortest safe quarantine of a route: a gateway may pause after its last check, then hand its request to the kernel, which may
-/// deliver it late, to a provider that may work on it for its whole timeout, while the clock that we measure by is set.
+/// The shortest safe quarantine of a route: a gateway may pause after its last check, then hand its request to the kernel, which
+/// may deliver it late, to a provider that may work on it for its whole timeout, while the clock that we measure by is set.
 fn quarantine_min(runtime: &Runtime, providers: &BTreeMap<String, ProviderEntry>, route: &Route) -> Duration {
     let totals = route.providers.iter().filter_map(|name| providers.get(name)).map(|provider| provider.timeouts.total);
     let total = totals.max().unwrap_or_default();
@@ -220,7 +220,8 @@ fn whole_ms(duration: Duration) -> u64 {
 pub struct Server {
     /// Where to listen.
     pub listen: SocketAddr,
-    /// The header by which a gateway in front names the owner. Whoever can reach the listener can be anybody: bind it accordingly.
+    /// The header by which a gateway in front names the owner. Whoever can reach the listener can be anybody: bind it
+    /// accordingly.
     pub trusted_owner_header: Option<String>,
     /// Largest request body.
     pub body_bytes_max: usize,

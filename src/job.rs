@@ -1,6 +1,7 @@
 //! The words for a job: its ids, its states, and the snapshot that a read returns.
 //!
-//! Plain data, no clock, no I/O. State changes only in `lua/`; the record's layout is `store/record.rs`; `docs/PROTOCOL.md` binds.
+//! Plain data, no clock, no I/O. State changes only in `lua/`; the record's layout is `store/record.rs`; `docs/PROTOCOL.md`
+//! binds.
 
 use std::fmt;
 use std::str::FromStr;
@@ -114,8 +115,8 @@ impl Key {
 
     /// Reads the value of an `Idempotency-Key` header: a structured-field string (`"abc"`), or the bare text (`abc`).
     ///
-    /// Both name the same key. Only visible ASCII is a key. A value that begins with a quote must be a whole quoted string; anything
-    /// else is an error, never a request without a key. Source: draft-ietf-httpapi-idempotency-key-header-07, RFC 9651.
+    /// Both name the same key. Only visible ASCII is a key. A value that begins with a quote must be a whole quoted string;
+    /// anything else is an error, never a request without a key. Source: draft-ietf-httpapi-idempotency-key-header-07, RFC 9651.
     pub fn from_header(value: &str) -> Result<Self, InvalidKeyHeader> {
         let value = value.trim_matches([' ', '\t']);
         let key = if value.starts_with('"') {
@@ -389,7 +390,8 @@ pub struct Rules {
 
 /// The head and the body of an input or a result.
 ///
-/// The head is text that the scripts never look at: of an input `METHOD target`, of a result the status, then `name: value` lines.
+/// The head is text that the scripts never look at: of an input `METHOD target`, of a result the status, then `name: value`
+/// lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Payload {
     /// What the body is, as HTTP head lines.

@@ -1,7 +1,7 @@
 //! The only place where a metric is named: every name, label and bucket.
 //!
-//! Label values come from closed sets: words of the protocol, and names from the configuration. Never a key, an owner, a job id or a
-//! text from outside. The gauges are kept by the runtime; a scrape reads memory and costs Redis nothing.
+//! Label values come from closed sets: words of the protocol, and names from the configuration. Never a key, an owner, a job id
+//! or a text from outside. The gauges are kept by the runtime; a scrape reads memory and costs Redis nothing.
 
 use std::time::Duration;
 

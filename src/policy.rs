@@ -1,7 +1,9 @@
 //! What may begin next: which provider, after which delay, under which budget.
 //!
-//! Pure functions over plain data: no clock, no I/O, no randomness. *Whether* another attempt may begin at this moment is decided in
-//! `lua/`, on the record; here only *what the runtime would like to do next*. One budget of attempts serves every retry and failover.
+//! Pure functions over plain data: no clock, no I/O, no randomness. *Whether* another attempt may begin at this moment is decided
+//! in
+//! `lua/`, on the record; here only *what the runtime would like to do next*. One budget of attempts serves every retry and
+//! failover.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -16,7 +18,7 @@ use crate::attempt::{Attempt, AttemptState};
 pub const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
 /// How long TCP waits for an acknowledgement before it gives a connection up: part of the quarantine.
-pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
+pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(20);
 /// The statuses that can be refusals.
 const STATUSES: RangeInclusive<u16> = 400..=599;
 
@@ -167,8 +169,8 @@ impl fmt::Display for Ending {
 impl Plan {
     /// Decides what comes after the last of these tries.
     ///
-    /// `retry_after` is how long the provider that failed last wants to be left alone: it is honoured for that provider, and a wait
-    /// beyond the deadline ends the job at once. `remaining` is what is left of the job's deadline.
+    /// `retry_after` is how long the provider that failed last wants to be left alone: it is honoured for that provider, and a
+    /// wait beyond the deadline ends the job at once. `remaining` is what is left of the job's deadline.
     pub fn after(&self, tries: &[Try], retry_after: Option<Duration>, remaining: Option<Duration>) -> Next {
         let Some(last) = tries.last() else {
             return Next::Begin { provider: 0, delay: Duration::ZERO, gate: GateSaid::Nothing };
@@ -220,8 +222,8 @@ pub const INVALID_OUTPUT: &str = "invalid_output";
 
 /// Reads from a record's attempts what was tried, so that a gateway that adopts a job goes on where another one stopped.
 ///
-/// Attempts that never got as far as a provider (a lease that lapsed while starting, a gateway that stopped) are no tries. `place`
-/// tells a provider's place in the route.
+/// Attempts that never got as far as a provider (a lease that lapsed while starting, a gateway that stopped) are no tries.
+/// `place` tells a provider's place in the route.
 pub fn tries_of(attempts: &[Attempt], place: impl Fn(&str) -> Option<usize>) -> Vec<Try> {
     attempts
         .iter()

@@ -1,8 +1,8 @@
 //! What onejob asks of a provider, and what an outcome is.
 //!
-//! The [`Provider`] trait is the seam between the runtime and the world that does the work. An adapter's whole duty is to judge an
-//! outcome *from what it knows was sent*: a timeout after the first byte may have left is [`Outcome::Unknown`], never a failure.
-//! Adapters know nothing of Redis or of the state machine; they are given a [`Call`] and return an [`Outcome`].
+//! The [`Provider`] trait is the seam between the runtime and the world that does the work. An adapter's whole duty is to judge
+//! an outcome *from what it knows was sent*: a timeout after the first byte may have left is [`Outcome::Unknown`], never a
+//! failure. Adapters know nothing of Redis or of the state machine; they are given a [`Call`] and return an [`Outcome`].
 //!
 //! The table of outcomes is `docs/PROTOCOL.md`, "Outcomes".
 
@@ -254,8 +254,8 @@ pub type ProviderFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// A provider: something outside that does the work once for each attempt.
 ///
 /// `submit` is called at most once for an attempt. It must ask [`Fence::check`] just before the first byte leaves, must end by
-/// [`Call::deadline`], and must return [`Outcome::Unknown`] wherever it cannot *know*. Its future runs to its end: onejob never drops
-/// it because a client went away; it may be dropped when the process stops, and the attempt is then marked unknown.
+/// [`Call::deadline`], and must return [`Outcome::Unknown`] wherever it cannot *know*. Its future runs to its end: onejob never
+/// drops it because a client went away; it may be dropped when the process stops, and the attempt is then marked unknown.
 pub trait Provider: Send + Sync + 'static {
     /// Renders the request for this provider. Pure: the same request gives the same bytes, and nothing is sent.
     ///

@@ -1,8 +1,8 @@
 //! From a submission to its one result: claims, attempts, leases, waiting.
 //!
-//! One process is gateway, workers and sweeper. All state is in Redis, so any gateway can finish any job; what is kept here is only
-//! work in hand. The runtime decides *what it would like to do*; whether that may happen is decided by the scripts, on the record.
-//! The client's going away changes nothing: once a job is claimed it runs on.
+//! One process is gateway, workers and sweeper. All state is in Redis, so any gateway can finish any job; what is kept here is
+//! only work in hand. The runtime decides *what it would like to do*; whether that may happen is decided by the scripts, on the
+//! record. The client's going away changes nothing: once a job is claimed it runs on.
 //!
 //! ```text
 //! submit ── claim ──▶ drive: call provider ─▶ finish ─▶ wake waiters
@@ -376,7 +376,8 @@ impl Runtime {
     /// See [`SubmitError`]. After [`SubmitError::Store`] the job may exist: submit again with the same key.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the claim undecided; if it was made, the job stays, and the sweeper of any gateway goes on with it.
+    /// Dropping the future leaves the claim undecided; if it was made, the job stays, and the sweeper of any gateway goes on with
+    /// it.
     pub async fn submit(&self, submission: Submission) -> Result<Receipt, SubmitError> {
         let outcome = self.submit_uncounted(submission).await;
         metrics::submit(match &outcome {

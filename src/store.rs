@@ -1,10 +1,11 @@
 //! The only way to Redis: one method per script, hints, blobs and wake-ups.
 //!
-//! The store knows how to call and how to call again; it holds no rule of the state machine. Those stand in `lua/`, once. It is the
-//! only importer of `redis` and `deadpool-redis`. Every method has a deadline, and every one that changes something may be called
-//! again with the same arguments after any error: the answer is equivalent and nothing happens twice.
+//! The store knows how to call and how to call again; it holds no rule of the state machine. Those stand in `lua/`, once. It is
+//! the only importer of `redis` and `deadpool-redis`. Every method has a deadline, and every one that changes something may be
+//! called again with the same arguments after any error: the answer is equivalent and nothing happens twice.
 //!
-//! Cancel safety, for every method here: dropping the future leaves the call undecided, as a lost reply does. Make the same call again.
+//! Cancel safety, for every method here: dropping the future leaves the call undecided, as a lost reply does. Make the same call
+//! again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -32,6 +33,8 @@ mod record;
 mod reply;
 mod retry;
 mod scripts;
+#[cfg(test)]
+mod testing;
 mod wake;
 
 pub(crate) use blobs::Keep;
@@ -435,6 +438,18 @@ pub enum Finished {
     },
     /// No such job, attempt or token, or another incarnation.
     NotFound,
+}
+
+impl Finished {
+    /// Whether the reply is proof that the job has ended.
+    fn tells_the_end(&self) -> bool {
+        match self {
+            Finished::Won { .. } => true,
+            Finished::Recorded { job } | Finished::Repeated { job, .. } => job.is_ended(),
+            Finished::Discarded { completed_by, .. } => *completed_by > 0,
+            Finished::NotFound => false,
+        }
+    }
 }
 
 /// A decision about an unknown attempt.
@@ -931,14 +946,22 @@ impl Store {
         }
         let call = self.call(Script::FinishAttempt, identity, arguments, finish.token.argument());
         let mut reply = self.run(&call, &around).await?;
-        match reply.status() {
-            "won" => Ok(Finished::Won { version: reply.parse()? }),
-            "recorded" => Ok(Finished::Recorded { job: reply.parse()? }),
-            "repeated" => Ok(Finished::Repeated { attempt: reply.parse()?, job: reply.parse()?, completed_by: reply.parse()? }),
-            "discarded" => Ok(Finished::Discarded { attempt: reply.parse()?, completed_by: reply.parse()? }),
-            "not_found" => Ok(Finished::NotFound),
-            _ => Err(reply.unknown_status()),
+        let finished = match reply.status() {
+            "won" => Finished::Won { version: reply.parse()? },
+            "recorded" => Finished::Recorded { job: reply.parse()? },
+            "repeated" => Finished::Repeated { attempt: reply.parse()?, job: reply.parse()?, completed_by: reply.parse()? },
+            "discarded" => Finished::Discarded { attempt: reply.parse()?, completed_by: reply.parse()? },
+            "not_found" => Finished::NotFound,
+            _ => return Err(reply.unknown_status()),
+        };
+        // The pipeline took the hint away before anybody knew the answer; a job that is still open needs it.
+        if let (FinishOutcome::Succeeded, Some(seen_ms)) = (finish.outcome, finish.hint_ms)
+            && !finished.tells_the_end()
+            && let Err(error) = self.note_due(identity, seen_ms).await
+        {
+            tracing::warn!(%error, %identity, "a hint is lost until the slow scan finds its job");
         }
+        Ok(finished)
     }
 
     /// Records what somebody outside decided about an unknown attempt.
@@ -1137,8 +1160,8 @@ impl Store {
         }
     }
 
-    /// Redis has forgotten a script: sends its whole text, which it then remembers. If it is the main one, what comes after it is sent
-    /// once more too.
+    /// Redis has forgotten a script: sends its whole text, which it then remembers. If it is the main one, what comes after it is
+    /// sent once more too.
     async fn send_whole(&self, call: &Call, around: &Around, forgotten: &[bool], value: Value) -> Result<Value, StoreError> {
         let main = forgotten[0];
         let mut commands = Vec::with_capacity(forgotten.len());

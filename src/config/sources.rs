@@ -1,7 +1,7 @@
 //! From files, variables and flags to one document: layers of values, merged, then read field by field.
 //!
-//! What cannot be read is noted and taken out, and the rest is read again, so that one start tells everything that is wrong. What the
-//! values mean is not judged here: that is `check.rs`.
+//! What cannot be read is noted and taken out, and the rest is read again, so that one start tells everything that is wrong. What
+//! the values mean is not judged here: that is `check.rs`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,12 +1,12 @@
 //! The `http` adapter: one request, one answer, and a judgement of what became of it.
 //!
-//! An outcome is judged from what is *known* to have been handed to the network (the gate in `http/connection.rs`), never from the
-//! kind of a library's error. Before the first byte: [`Outcome::NotSent`]. After it, anything but a complete answer that means
-//! something definite (`http/judge.rs`) is [`Outcome::Unknown`].
+//! An outcome is judged from what is *known* to have been handed to the network (the gate in `http/connection.rs`), never from
+//! the kind of a library's error. Before the first byte: [`Outcome::NotSent`]. After it, anything but a complete answer that
+//! means something definite (`http/judge.rs`) is [`Outcome::Unknown`].
 //!
-//! Deliberately not here: repetition of any kind (a request is handed to the network at most once; only a connection that was found
-//! closed *before* that is replaced), redirects, content decoding, HTTP/2, proxies from the environment, concurrency limits and circuit
-//! breaking (the runtime's), status and cancel calls.
+//! Deliberately not here: repetition of any kind (a request is handed to the network at most once; only a connection that was
+//! found closed *before* that is replaced), redirects, content decoding, HTTP/2, proxies from the environment, concurrency limits
+//! and circuit breaking (the runtime's), status and cancel calls.
 //!
 //! The table of outcomes is `docs/PROTOCOL.md`, "Outcomes".
 

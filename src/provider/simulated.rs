@@ -1,8 +1,8 @@
 //! A programmable provider over real HTTP, with a ledger of what it did. For tests, storms and trying things out.
 //!
 //! Every request whose method is not GET or HEAD, on any path but the four below, is "the work": executing it is counted, and the
-//! answer names the execution, so that two executions of one request never look the same. How a request is treated is its *behaviour*:
-//! the header `onejob-simulate`, else the member `"simulate"` of a JSON body, else the default.
+//! answer names the execution, so that two executions of one request never look the same. How a request is treated is its
+//! *behaviour*: the header `onejob-simulate`, else the member `"simulate"` of a JSON body, else the default.
 //!
 //! | call | does |
 //! |---|---|
@@ -31,8 +31,8 @@
 //! | `invalid_json` | declares JSON and cuts the answer's last byte off |
 //! | `size=N` | pads the answer to at least N bytes |
 //! | `echo_credential` | repeats the request's `Authorization` in body and headers |
-//! | `refuse`, `refuse=D` | default only: closes the listener and idle connections, so that connecting is refused, for D or until told otherwise; over HTTP it needs D |
-//! | `random=SEED` | alone: draws one of the above for each request, the same one for the same seed, job and attempt (without a job: for the same key, else any) |
+//! | `refuse`, `refuse=D` | default only: connecting is refused, for D or until told otherwise; over HTTP it needs D |
+//! | `random=SEED` | alone: draws one of the above, the same for the same seed, job and attempt (without a job: the same key) |
 //!
 //! For example `delay=200ms,drop`: executes, waits, and closes the connection.
 //!

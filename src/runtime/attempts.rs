@@ -1,7 +1,7 @@
 //! One attempt after another: the call to the provider, its heartbeats, its end, and what comes next.
 //!
-//! The order is the promise: the write-ahead is in Redis before the fence lets the first byte pass; a result in hand is stored before
-//! anybody is told; a beginning whose fate is not known is never sent.
+//! The order is the promise: the write-ahead is in Redis before the fence lets the first byte pass; a result in hand is stored
+//! before anybody is told; a beginning whose fate is not known is never sent.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;

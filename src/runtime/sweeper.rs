@@ -1,7 +1,7 @@
 //! The sweeper: looks at jobs whose time has come, on whichever gateway gets there first.
 //!
-//! Correctness never depends on it: the scripts decide, a second look finds nothing to do, and a hint that is wrong costs one look.
-//! Its work is bounded by [`DUE_MAX`] and [`UNKNOWN_PAGE`], whatever the number of jobs.
+//! Correctness never depends on it: the scripts decide, a second look finds nothing to do, and a hint that is wrong costs one
+//! look. Its work is bounded by [`DUE_MAX`] and [`UNKNOWN_PAGE`], whatever the number of jobs.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

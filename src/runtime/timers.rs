@@ -1,7 +1,7 @@
 //! Every timer of the runtime, in one `DelayQueue`.
 //!
-//! Heartbeats, races, and pauses before the next attempt. A timer holds its attempt weakly: one that is over is forgotten when its timer
-//! fires. Nothing here decides; a timer only calls.
+//! Heartbeats, races, and pauses before the next attempt. A timer holds its attempt weakly: one that is over is forgotten when
+//! its timer fires. Nothing here decides; a timer only calls.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Weak};

@@ -1,8 +1,8 @@
 //! Blobs: bytes too large for the record, in a key of their own that is named by their content.
 //!
-//! A blob is written before the record that names it, with a grace TTL; after the record is written it is kept as long as the record.
-//! Because the name is the content, nobody can overwrite the winner's bytes, and a loser's blob simply expires. Missing or different
-//! bytes are an error of the store, never an empty body.
+//! A blob is written before the record that names it, with a grace TTL; after the record is written it is kept as long as the
+//! record. Because the name is the content, nobody can overwrite the winner's bytes, and a loser's blob simply expires. Missing
+//! or different bytes are an error of the store, never an empty body.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -123,4 +123,136 @@ impl Store {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attempt::{AttemptToken, FinishOutcome};
+    use crate::error::StoreError;
+    use crate::job::{JobState, Payload};
+    use crate::store::testing::{Fixture, KEY_LIFE_MS};
+    use crate::store::{Begin, FinishAttempt, Finished, Follow, Read, WriteAhead};
+
+    const GRACE_MS: i64 = 3_600_000;
+
+    fn large(byte: u8) -> Arc<[u8]> {
+        Arc::from(vec![byte; (8 << 10) + 1])
+    }
+
+    fn key_of(fixture: &Fixture, identity: Identity, body: &Body) -> String {
+        match body {
+            Body::Blob { sha256, .. } => fixture.store.inner.keys.blob(identity, sha256),
+            Body::Inline(_) => panic!("not a blob"),
+        }
+    }
+
+    async fn life_ms(fixture: &Fixture, key: &str) -> i64 {
+        fixture.query(&["PTTL", key]).await
+    }
+
+    #[tokio::test]
+    async fn eight_kibibytes_stay_in_the_record_and_one_byte_more_does_not() {
+        let fixture = Fixture::start().await;
+        let identity = fixture.identity("k");
+        let small: Arc<[u8]> = Arc::from(vec![1; 8 << 10]);
+        let body = fixture.store.put_body(identity, Arc::clone(&small)).await.unwrap();
+        assert_eq!(body, Body::Inline(small));
+        assert_eq!(fixture.query::<u64>(&["DBSIZE"]).await, 1, "the schema alone");
+        let body = fixture.store.put_body(identity, large(1)).await.unwrap();
+        assert_eq!(body, Body::Blob { sha256: sha256(&large(1)), bytes: (8 << 10) + 1 });
+        assert_eq!(fixture.store.body(identity, &body).await.unwrap(), large(1));
+        let life_ms = life_ms(&fixture, &key_of(&fixture, identity, &body)).await;
+        assert!((GRACE_MS - 60_000..=GRACE_MS).contains(&life_ms), "{life_ms}");
+    }
+
+    #[tokio::test]
+    async fn putting_a_blob_again_never_shortens_its_life() {
+        let fixture = Fixture::start().await;
+        let identity = fixture.identity("k");
+        let body = fixture.store.put_body(identity, large(1)).await.unwrap();
+        let key = key_of(&fixture, identity, &body);
+
+        fixture.query::<i64>(&["PEXPIRE", &key, "1000"]).await;
+        fixture.store.put_body(identity, large(1)).await.unwrap();
+        assert!(life_ms(&fixture, &key).await > GRACE_MS - 60_000, "a life shorter than the grace grows to it");
+
+        let kept = Duration::from_secs(7200);
+        fixture.store.keep_blobs(identity, &[&body], Keep::For(kept)).await.unwrap();
+        fixture.store.put_body(identity, large(1)).await.unwrap();
+        assert!(life_ms(&fixture, &key).await > 2 * GRACE_MS - 60_000, "a longer one stays");
+
+        fixture.store.keep_blobs(identity, &[&body], Keep::Open).await.unwrap();
+        fixture.store.put_body(identity, large(1)).await.unwrap();
+        assert_eq!(life_ms(&fixture, &key).await, -1, "one without an end stays without");
+    }
+
+    #[tokio::test]
+    async fn missing_or_different_bytes_are_an_error_and_never_an_empty_body() {
+        let fixture = Fixture::start().await;
+        let identity = fixture.identity("k");
+        let body = fixture.store.put_body(identity, large(1)).await.unwrap();
+        let key = key_of(&fixture, identity, &body);
+        let expect_bad = async |what: &str| match fixture.store.body(identity, &body).await {
+            Err(StoreError::Fatal { code, detail }) => {
+                assert_eq!(code, "BADBLOB", "{what}");
+                assert!(detail.contains(&key), "{detail}");
+            }
+            other => panic!("{what}: {other:?}"),
+        };
+        fixture.query::<String>(&["SET", &key, ""]).await;
+        expect_bad("emptied").await;
+        fixture.query::<String>(&["SET", &key, &"x".repeat((8 << 10) + 1)]).await;
+        expect_bad("other bytes of the same length").await;
+        fixture.query::<i64>(&["DEL", &key]).await;
+        expect_bad("missing").await;
+        fixture.query::<i64>(&["RPUSH", &key, "x"]).await;
+        let answer = fixture.store.body(identity, &body).await;
+        assert!(matches!(&answer, Err(StoreError::Fatal { code, .. }) if code == "WRONGTYPE"), "{answer:?}");
+    }
+
+    /// Written before the record with a grace, without an end while the job is open, and as long as the record from the end on. A
+    /// loser's bytes expire by themselves.
+    #[tokio::test]
+    async fn the_winners_blob_lives_as_long_as_the_record() {
+        let fixture = Fixture::start().await;
+        let identity = fixture.identity("k");
+        let input = Payload { head: String::new(), body: fixture.store.put_body(identity, large(1)).await.unwrap() };
+        let token = AttemptToken::random();
+        let begin = Begin::Running { provider: "laser", sent: WriteAhead::default() };
+        let job = fixture.submit("k", token, &input, begin).await;
+        let Read::Found(open) = fixture.store.read_job(identity).await.unwrap() else { panic!("no job") };
+        fixture.store.keep_blobs_of(&open).await.unwrap();
+        let input_key = key_of(&fixture, identity, &input.body);
+        assert_eq!(life_ms(&fixture, &input_key).await, -1);
+
+        let loser = fixture.store.put_body(identity, large(3)).await.unwrap();
+        let result = Payload { head: String::new(), body: fixture.store.put_body(identity, large(2)).await.unwrap() };
+        let finish = FinishAttempt {
+            job,
+            number: 1,
+            token,
+            outcome: FinishOutcome::Succeeded,
+            result: &result,
+            reason: "",
+            remote_id: "",
+            model: "",
+            follow: Follow::End,
+            hint_ms: None,
+            strip_at_ms: None,
+        };
+        assert_eq!(fixture.store.finish_attempt(&finish).await, Ok(Finished::Won { version: 1 }));
+        let Read::Found(ended) = fixture.store.read_job(identity).await.unwrap() else { panic!("no job") };
+        assert_eq!((ended.state, ended.result.clone()), (JobState::Succeeded, result.clone()));
+        fixture.store.keep_blobs_of(&ended).await.unwrap();
+        let record_life_ms = life_ms(&fixture, &fixture.store.inner.keys.job(identity)).await;
+        for key in [input_key, key_of(&fixture, identity, &result.body)] {
+            let life_ms = life_ms(&fixture, &key).await;
+            assert!(life_ms > GRACE_MS && life_ms.abs_diff(record_life_ms) < 60_000, "{life_ms} {record_life_ms}");
+        }
+        assert!(record_life_ms <= KEY_LIFE_MS as i64);
+        assert!(life_ms(&fixture, &key_of(&fixture, identity, &loser)).await <= GRACE_MS);
+        assert_eq!(fixture.store.body(identity, &ended.result.body).await.unwrap(), large(2));
+        assert_eq!(fixture.store.body(identity, &ended.input.body).await.unwrap(), large(1));
+    }
 }

@@ -1,8 +1,8 @@
 //! Hints: when to look at a job, and which jobs have an unknown attempt.
 //!
-//! A hint is never the truth about a job. A dangling one is harmless and taken away when somebody looks; a missing one is repaired by a
-//! slow scan. It is written before the transition that needs it, and only ever moved to an earlier time by a caller: a client that
-//! submits again and again cannot put off the look at its job.
+//! A hint is never the truth about a job. A dangling one is harmless and taken away when somebody looks; a missing one is
+//! repaired by a slow scan. It is written before the transition that needs it, and only ever moved to an earlier time by a
+//! caller: a client that submits again and again cannot put off the look at its job.
 
 use redis::Value;
 
@@ -241,4 +241,128 @@ fn read(value: Value) -> Result<Vec<Hint>, StoreError> {
         .into_iter()
         .filter_map(|(member, score)| Some(Hint { identity: member.parse().ok()?, at_ms: score as u64 }))
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attempt::AttemptToken;
+    use crate::job::Payload;
+    use crate::store::testing::{Fixture, LEASE_MS};
+    use crate::store::{Begin, CancelMode};
+
+    async fn due_ms(fixture: &Fixture, identity: Identity) -> Option<u64> {
+        fixture.query(&["ZSCORE", &fixture.store.inner.keys.due(identity.shard()), &identity.to_string()]).await
+    }
+
+    async fn unhint(fixture: &Fixture, identity: Identity) {
+        fixture.query::<u64>(&["ZREM", &fixture.store.inner.keys.due(identity.shard()), &identity.to_string()]).await;
+    }
+
+    /// The whole slow scan: how many hints it wrote.
+    async fn repair(fixture: &Fixture) -> u64 {
+        let (mut cursor, mut repaired) = fixture.store.repair_hints(0).await.unwrap();
+        while cursor != 0 {
+            let (next, more) = fixture.store.repair_hints(cursor).await.unwrap();
+            (cursor, repaired) = (next, repaired + more);
+        }
+        repaired
+    }
+
+    #[tokio::test]
+    async fn only_what_is_due_is_handed_out_and_no_more_than_asked_for() {
+        let fixture = Fixture::start().await;
+        let shard = fixture.identity("0").shard();
+        let same_shard: Vec<Identity> =
+            (0..).map(|n| fixture.identity(&n.to_string())).filter(|identity| identity.shard() == shard).take(4).collect();
+        let now_ms = fixture.store.now_ms();
+        let moments = [now_ms - 1_000, now_ms - 3_000, now_ms - 2_000, now_ms + LEASE_MS];
+        for (identity, at_ms) in same_shard.iter().zip(moments) {
+            fixture.store.note_due(*identity, at_ms).await.unwrap();
+        }
+        let hint = |place: usize| Hint { identity: same_shard[place], at_ms: moments[place] };
+        assert_eq!(fixture.store.due(&[shard], 10).await.unwrap(), [hint(1), hint(2), hint(0)]);
+        assert_eq!(fixture.store.due(&[shard], 2).await.unwrap(), [hint(1), hint(2)]);
+        let other = (0..SHARDS).find(|other| *other != shard).unwrap();
+        assert_eq!(fixture.store.due(&[other], 10).await.unwrap(), []);
+        assert_eq!(fixture.store.oldest(Which::Due, 10).await.unwrap().len(), 4);
+        assert_eq!(fixture.store.oldest(Which::Due, 1).await.unwrap(), [hint(1)]);
+    }
+
+    #[tokio::test]
+    async fn a_look_is_never_put_off() {
+        let fixture = Fixture::start().await;
+        let identity = fixture.identity("k");
+        for (at_ms, expected) in [(2_000, 2_000), (3_000, 2_000), (1_000, 1_000), (1_000, 1_000)] {
+            fixture.store.note_due(identity, at_ms).await.unwrap();
+            assert_eq!(due_ms(&fixture, identity).await, Some(expected));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_hint_is_moved_only_as_it_was_seen() {
+        let fixture = Fixture::start().await;
+        let identity = fixture.identity("k");
+        fixture.store.note_due(identity, 2_000).await.unwrap();
+        let seen = Hint { identity, at_ms: 2_000 };
+        fixture.store.move_due(Hint { at_ms: 1_999, ..seen }, 0).await.unwrap();
+        assert_eq!(due_ms(&fixture, identity).await, Some(2_000));
+        fixture.store.move_due(seen, 5_000).await.unwrap();
+        assert_eq!(due_ms(&fixture, identity).await, Some(5_000));
+        fixture.store.move_due(seen, 0).await.unwrap();
+        assert_eq!(due_ms(&fixture, identity).await, Some(5_000));
+        // Redis has forgotten the script.
+        fixture.query::<String>(&["SCRIPT", "FLUSH"]).await;
+        fixture.store.move_due(Hint { at_ms: 5_000, ..seen }, 0).await.unwrap();
+        assert_eq!(due_ms(&fixture, identity).await, None);
+    }
+
+    #[tokio::test]
+    async fn unknown_jobs_are_listed_since_when_and_counted() {
+        let fixture = Fixture::start().await;
+        let (one, two) = (fixture.identity("one"), fixture.identity("two"));
+        fixture.store.note_unknown(one, 2_000).await.unwrap();
+        fixture.store.note_unknown(two, 1_000).await.unwrap();
+        // Since the first time.
+        fixture.store.note_unknown(two, 9_000).await.unwrap();
+        let hint = Hint { identity: two, at_ms: 1_000 };
+        assert_eq!(fixture.store.unknown_hint(two).await.unwrap(), Some(hint));
+        assert_eq!(fixture.store.oldest(Which::Unknown, 1).await.unwrap(), [hint]);
+        let counts = fixture.store.hint_counts().await.unwrap();
+        assert_eq!((counts.open, counts.unknown, counts.unknown_since_ms), (0, 2, Some(1_000)));
+        fixture.store.drop_unknown(Hint { at_ms: 999, ..hint }).await.unwrap();
+        assert_eq!(fixture.store.unknown_hint(two).await.unwrap(), Some(hint));
+        fixture.store.drop_unknown(hint).await.unwrap();
+        assert_eq!(fixture.store.unknown_hint(two).await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn the_slow_scan_finds_open_jobs_without_a_hint_and_no_others() {
+        const JOBS: usize = 300;
+        let fixture = Fixture::start().await;
+        let input = Payload::default();
+        let mut jobs = Vec::new();
+        for n in 0..JOBS {
+            jobs.push(fixture.submit(&n.to_string(), AttemptToken::random(), &input, Begin::Pending).await);
+        }
+        assert_eq!(repair(&fixture).await, 0, "every job has its hint");
+        // Ended, and nobody needs to look any more.
+        fixture.store.cancel_job(jobs[0], "request-1", CancelMode::Force, "ada", "").await.unwrap();
+        // A blob's key looks like a record's from afar.
+        let large = std::sync::Arc::from(vec![1; 9_000]);
+        fixture.store.put_body(jobs[1].identity(), large).await.unwrap();
+        for job in &jobs[..3] {
+            unhint(&fixture, job.identity()).await;
+        }
+        let kept = due_ms(&fixture, jobs[3].identity()).await;
+        assert_eq!(repair(&fixture).await, 2);
+        assert_eq!(due_ms(&fixture, jobs[0].identity()).await, None);
+        let now_ms = fixture.store.now_ms();
+        for job in &jobs[1..3] {
+            let at_ms = due_ms(&fixture, job.identity()).await.expect("a hint");
+            assert!(at_ms.abs_diff(now_ms) < 10_000, "to be looked at soon");
+        }
+        assert_eq!(due_ms(&fixture, jobs[3].identity()).await, kept, "a hint that is there stays");
+        assert_eq!(repair(&fixture).await, 0);
+    }
 }

@@ -1,8 +1,8 @@
 //! A few long-lived multiplexed connections that carry the scripts.
 //!
-//! A checkout from the pool costs `UNWATCH` and `PING`; a lane costs nothing. Lanes are taken from the pool once and held. A lane that
-//! breaks, that finds itself on a replica, or that times out [`TIMEOUTS_MAX`] times in a row is given up and built anew in the
-//! background with capped back-off; meanwhile callers use another lane or fail fast. Never a blocking command on a lane.
+//! A checkout from the pool costs `UNWATCH` and `PING`; a lane costs nothing. Lanes are taken from the pool once and held. A lane
+//! that breaks, that finds itself on a replica, or that times out [`TIMEOUTS_MAX`] times in a row is given up and built anew in
+//! the background with capped back-off; meanwhile callers use another lane or fail fast. Never a blocking command on a lane.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,8 +1,9 @@
 //! A `redis-server` of our own, for one machine: started in a data directory, watched, and stopped with everything on disk.
 //!
-//! Reached by a Unix socket alone, appending to a file that is synced every second, never evicting. One process at a time may use a
-//! data directory, which a lock on `lock` ensures. The lock is the server's standard input too, so it is held as long as *either* of
-//! the two lives: a server that outlived its gateway (`kill -9`) is found by it, shut down, and a new one started on the same data.
+//! Reached by a Unix socket alone, appending to a file that is synced every second, never evicting. One process at a time may use
+//! a data directory, which a lock on `lock` ensures. The lock is the server's standard input too, so it is held as long as
+//! *either* of the two lives: a server that outlived its gateway (`kill -9`) is found by it, shut down, and a new one started on
+//! the same data.
 //!
 //! Deliberately not here: replication, passwords, TCP. Whoever needs more than one machine runs a Redis and sets `redis.url`.
 //! Dying with the gateway at once (`PR_SET_PDEATHSIG`) needs unsafe code and misfires when a thread ends; the lock does without.
@@ -141,8 +142,8 @@ pub enum PrivateRedisError {
 
 /// A running `redis-server` with its data directory.
 ///
-/// A server that dies is started again on the same data, at the same address. Dropped without [`PrivateRedis::stop`] it is killed;
-/// then too nothing is lost that it had answered, unless the machine goes down within the second that the disk is behind.
+/// A server that dies is started again on the same data, at the same address. Dropped without [`PrivateRedis::stop`] it is
+/// killed; then too nothing is lost that it had answered, unless the machine goes down within the second that the disk is behind.
 #[derive(Debug)]
 pub struct PrivateRedis {
     url: String,

@@ -1,7 +1,7 @@
 //! The packed record: its positions, and how it becomes a [`Job`].
 //!
-//! Only Lua packs it (`lua/prelude.lua` names the same positions); Rust only reads it. The order of the fields below *is* the layout;
-//! the `tidy` test compares it with the prelude and with `docs/PROTOCOL.md`.
+//! Only Lua packs it (`lua/prelude.lua` names the same positions); Rust only reads it. The order of the fields below *is* the
+//! layout; the `tidy` test compares it with the prelude and with `docs/PROTOCOL.md`.
 
 use std::str::FromStr;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! What a script answers, read strictly.
 //!
-//! A reply is `{ status, script, echo, detail… }`, all strings. A reply of another script, or with another echo, is somebody else's: an
-//! error that carries it, as is a status that this version does not know.
+//! A reply is `{ status, script, echo, detail… }`, all strings. A reply of another script, or with another echo, is somebody
+//! else's: an error that carries it, as is a status that this version does not know.
 
 use std::str::FromStr;
 
@@ -70,5 +70,42 @@ impl Reply {
 
     fn bad(&self, what: &str) -> StoreError {
         StoreError::fatal("BADREPLY", format!("{} answered {:?}: {what}", self.script.name(), self.status))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply(words: &[&str]) -> Value {
+        Value::Array(words.iter().map(|word| Value::BulkString(word.as_bytes().to_vec())).collect())
+    }
+
+    #[test]
+    fn a_reply_to_another_call_is_an_error_and_never_an_answer() {
+        assert!(Reply::read(Script::MarkRunning, b"mine", reply(&["running", "mark_running", "mine", "7"])).is_ok());
+        let others = [
+            reply(&["running", "mark_running", "yours", "7"]),
+            reply(&["running", "extend_lease", "mine", "7"]),
+            reply(&["running"]),
+            reply(&[]),
+            Value::Nil,
+            Value::Array(vec![Value::Int(1)]),
+        ];
+        for other in others {
+            let shown = format!("{other:?}");
+            match Reply::read(Script::MarkRunning, b"mine", other) {
+                Err(StoreError::Fatal { code, .. }) => assert_eq!(code, "BADREPLY", "{shown}"),
+                other => panic!("{shown}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_detail_that_is_missing_or_not_known_is_an_error_that_carries_the_status() {
+        let mut answer = Reply::read(Script::MarkRunning, b"mine", reply(&["running", "mark_running", "mine", "soon"])).unwrap();
+        for error in [answer.parse::<u64>().unwrap_err(), answer.text().unwrap_err(), answer.unknown_status()] {
+            assert!(error.to_string().contains("running"), "{error}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The three classes of errors, and how often a call is made again.
 //!
-//! *Not executed*: nothing happened, again. *Ambiguous*: the same call with the same token, which the scripts answer equivalently.
+//! *Not executed*: nothing happened, again. *Ambiguous*: the same call with the same token, which the scripts answer
+//! equivalently.
 //! *Fatal*: again would not help. The table is `docs/PROTOCOL.md`, "Errors of the store".
 
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The Lua scripts, composed and hashed.
 //!
-//! What a script does stands in its own header, under `lua/`. Here: the script's `#!lua` line, then its name, then the prelude, then
-//! its body, joined once. Nothing here knows what a script means.
+//! What a script does stands in its own header, under `lua/`. Here: the script's `#!lua` line, then its name, then the prelude,
+//! then its body, joined once. Nothing here knows what a script means.
 
 use std::sync::LazyLock;
 
@@ -64,8 +64,8 @@ impl Script {
         &COMPOSED[self as usize].code
     }
 
-    /// Whether the hint sent before it is the job's only one. The other scripts meet jobs that have one already, and must go through
-    /// even when Redis is out of memory and refuses the hint.
+    /// Whether the hint sent before it is the job's only one. The other scripts meet jobs that have one already, and must go
+    /// through even when Redis is out of memory and refuses the hint.
     pub(crate) fn needs_its_hint(self) -> bool {
         matches!(self, Script::SubmitJob | Script::BeginAttempt | Script::ReopenJob)
     }

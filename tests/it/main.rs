@@ -1,9 +1,19 @@
-//! Everything that needs a real Redis, a real provider or the whole program. One binary, each module a subject.
+//! Everything that needs a real Redis, a real provider or the whole program. One binary, each module a subject; `support` starts
+//! the real parts.
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic too")]
+#![expect(clippy::large_futures, reason = "a test has its stack to itself")]
 
+mod cases;
 mod config;
+mod laws;
+mod model;
 mod private_redis;
 mod provider_http;
+mod random;
+mod runtime;
+mod scenes;
+mod scripts;
 mod simulated;
+mod support;
 mod tidy;

@@ -1,7 +1,7 @@
 //! Connections to one origin: how they are made, kept, and what is known to have left through them.
 //!
-//! The [`Gate`] stands between the HTTP library and the socket. It lets the request's first byte pass only while the fence allows it, and
-//! afterwards it can say whether a byte may have left. That word decides between "not sent" and "unknown".
+//! The [`Gate`] stands between the HTTP library and the socket. It lets the request's first byte pass only while the fence allows
+//! it, and afterwards it can say whether a byte may have left. That word decides between "not sent" and "unknown".
 //!
 //! Deliberately not here: any sending again.
 
@@ -35,7 +35,8 @@ const IDLE_CONNECTIONS_MAX: usize = 256;
 /// How long a connection may lie idle. Below the five seconds after which common servers close: a request that meets a closing
 /// connection ends as "unknown", which costs far more than a new connection.
 const IDLE_LIFETIME: Duration = Duration::from_secs(4);
-/// How long a kept connection may take to become ready again. It is ready at once, unless it still sends an earlier request's body.
+/// How long a kept connection may take to become ready again. It is ready at once, unless it still sends an earlier request's
+/// body.
 const READY_MAX: Duration = Duration::from_millis(20);
 /// Largest head of an answer.
 const HEAD_BYTES_MAX: usize = 64 << 10;

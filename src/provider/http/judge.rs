@@ -10,9 +10,9 @@
 //! | 3xx: never followed, and it does not say that nothing was done | unknown | unknown |
 //! | 5xx and everything else | unknown | unknown |
 //!
-//! A body is complete when its framing says so. One that ends with the connection does not say; it counts as complete only if it is a
-//! JSON object, array or string, which name their own end. A body in a content coding is kept as it is, and neither its JSON nor a
-//! secret in it can be seen; the adapter never asks for one.
+//! A body is complete when its framing says so. One that ends with the connection does not say; it counts as complete only if it
+//! is a JSON object, array or string, which name their own end. A body in a content coding is kept as it is, and neither its JSON
+//! nor a secret in it can be seen; the adapter never asks for one.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

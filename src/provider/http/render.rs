@@ -1,6 +1,7 @@
 //! How a job's request becomes a provider's: pure, the same bytes each time.
 //!
-//! A target can only lead to below the base URL. Credentials and what names the attempt are not here: the adapter adds them when it sends.
+//! A target can only lead to below the base URL. Credentials and what names the attempt are not here: the adapter adds them when
+//! it sends.
 
 use http::header::{HeaderName, HeaderValue};
 use http::uri::Scheme;
@@ -163,8 +164,8 @@ fn is_value(value: &str) -> bool {
 
 /// Refuses a target that is not a path with an optional query, or that could lead out of the base URL.
 ///
-/// Servers differ in what they decode and normalize, so the path is judged as the most eager of them would read it: decoded until nothing
-/// changes, `\` as `/`, `;…` cut off each segment.
+/// Servers differ in what they decode and normalize, so the path is judged as the most eager of them would read it: decoded until
+/// nothing changes, `\` as `/`, `;…` cut off each segment.
 fn check_target(target: &str) -> Result<(), RenderError> {
     let refused = |why: &str| Err(RenderError(format!("target {:?} {why}", shown(target))));
     if !target.starts_with('/') || target.starts_with("//") {

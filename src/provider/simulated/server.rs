@@ -1,6 +1,7 @@
 //! The simulated provider's wire: listener, connections, answers.
 //!
-//! Connections are served one by one rather than by axum's own loop, because a behaviour must be able to close them without an answer.
+//! Connections are served one by one rather than by axum's own loop, because a behaviour must be able to close them without an
+//! answer.
 
 use std::io;
 use std::net::SocketAddr;
@@ -117,7 +118,7 @@ async fn refuse(app: &App, standing: &mut watch::Receiver<Standing>) {
     loop {
         let Some(Refusal { duration }) = standing.borrow_and_update().refusal else { return };
         tokio::select! {
-            () = async { match duration { Some(duration) => tokio::time::sleep(duration).await, None => std::future::pending().await } } => {
+            () = sleep_or_forever(duration) => {
                 app.shared.standing.send_modify(|standing| standing.refusal = None);
             }
             // It cannot fail: `app` has the sender.
@@ -441,4 +442,11 @@ fn answer(app: &App, made: Made, treatment: &Treatment, sequence: u64, authoriza
 async fn cut() -> io::Result<Bytes> {
     tokio::task::yield_now().await;
     Err(io::Error::other("cut"))
+}
+
+async fn sleep_or_forever(duration: Option<Duration>) {
+    match duration {
+        Some(duration) => tokio::time::sleep(duration).await,
+        None => std::future::pending().await,
+    }
 }

@@ -1,0 +1,235 @@
+//! From one attempt to the next, or to none.
+
+use std::time::{Duration, Instant};
+
+use onejob::attempt::AttemptState::{Aborted, Discarded, Failed, Succeeded, Unknown};
+use onejob::attempt::{AttemptToken, ResolveOutcome};
+use onejob::job::JobState;
+use onejob::policy::Gate;
+use onejob::runtime::{Decision, Then};
+use onejob::store::{Begun, Resolved, Word};
+
+use super::{Shop, both, ended, race, settled, states, submission, until};
+
+/// Case 16: accepted, then slow: unknown, no failover, the key keeps standing for it.
+#[tokio::test]
+async fn a_timeout_is_unknown_and_blocks_every_other_attempt() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("hang").unwrap();
+    let runtime = shop
+        .gateway_with(|setup| {
+            both(setup);
+            setup.route.plan.gate = Gate::Off;
+            setup.total = Duration::from_millis(200);
+        })
+        .await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    let job = settled(&runtime, id).await;
+    assert_eq!((job.state, states(&job)), (JobState::Unknown, vec![Unknown]));
+    assert!(job.attempts[0].reason.starts_with("timeout"), "{}", job.attempts[0].reason);
+
+    let refused = runtime.begin_outside(id, AttemptToken::random(), "laser", Duration::from_secs(5)).await.unwrap();
+    assert_eq!(refused, Begun::Blocked { by: Unknown, number: 1 });
+    assert_eq!(runtime.submit(submission("order-1", "{}")).await.unwrap().job.state, JobState::Unknown);
+    assert_eq!(shop.laser.ledger().executed, 0);
+    assert_eq!(shop.executions(id), 1);
+}
+
+#[tokio::test]
+async fn after_a_resolution_the_same_key_returns_the_truth() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("hang").unwrap();
+    let runtime = shop.gateway_with(|setup| setup.total = Duration::from_millis(200)).await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    settled(&runtime, id).await;
+    let printed = onejob::provider::Response { status: 200, headers: vec![], body: b"printed".to_vec().into() };
+    let decision = Decision {
+        number: 1,
+        request_id: "decision-1".to_owned(),
+        outcome: ResolveOutcome::Succeeded,
+        actor: "nina".to_owned(),
+        reason: "the page lies in the tray".to_owned(),
+        word: Word::Operator,
+        result: Some(printed.clone()),
+        then: Then::End,
+    };
+    assert_eq!(runtime.resolve(id, decision).await.unwrap(), Resolved::Won { version: 1 });
+    let job = runtime.submit(submission("order-1", "{}")).await.unwrap().job;
+    assert_eq!(job.state, JobState::Succeeded);
+    assert_eq!(runtime.result(&job).await.unwrap().unwrap(), printed);
+    assert!(runtime.list(onejob::runtime::ListState::Unknown, 10).await.unwrap().is_empty());
+}
+
+/// Case 36, 37, 38.
+#[tokio::test]
+async fn whatever_may_have_happened_is_unknown_and_executed_once() {
+    let shop = Shop::open().await;
+    let runtime = shop
+        .gateway_with(|setup| {
+            both(setup);
+            setup.route.plan.gate = Gate::Off;
+        })
+        .await;
+    for behaviour in ["drop", "status=500", "status=504", "half", "chunked,half", "invalid_json"] {
+        shop.inkjet.set_behaviour(behaviour).unwrap();
+        let id = runtime.submit(submission(behaviour, "{}")).await.unwrap().job.id;
+        let job = settled(&runtime, id).await;
+        assert_eq!((job.state, states(&job)), (JobState::Unknown, vec![Unknown]), "{behaviour}");
+        assert_eq!(shop.executions(id), 1, "{behaviour}");
+        assert!(runtime.result(&job).await.unwrap().is_none(), "{behaviour}: no partial result");
+    }
+    assert_eq!(shop.laser.ledger().executed, 0);
+}
+
+/// Case 39.
+#[tokio::test]
+async fn a_refused_connection_fails_over_at_once_where_the_gate_is_off() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("refuse").unwrap();
+    let runtime = shop
+        .gateway_with(|setup| {
+            both(setup);
+            setup.route.plan.gate = Gate::Off;
+        })
+        .await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    let job = ended(&runtime, id).await;
+    assert_eq!((job.state, states(&job)), (JobState::Succeeded, vec![Aborted, Succeeded]));
+    assert_eq!(job.winner().unwrap().provider, "laser");
+    assert_eq!(shop.executions(id), 1);
+}
+
+#[tokio::test]
+async fn a_closed_gate_denies_failover_and_says_so() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("refuse").unwrap();
+    let runtime = shop.gateway_with(both).await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    let job = ended(&runtime, id).await;
+    assert_eq!((job.state, states(&job)), (JobState::Failed, vec![Aborted, Aborted, Aborted]));
+    assert!(job.attempts[0].reason.contains("failover_denied"), "{}", job.attempts[0].reason);
+    assert!(job.reason.contains("attempts exhausted"), "{}", job.reason);
+    assert_eq!(shop.laser.ledger().received, 0);
+}
+
+/// Case 40: 400 is one call and no failover.
+#[tokio::test]
+async fn a_refusal_ends_the_job_and_is_its_answer() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("refuse_status=400").unwrap();
+    let runtime = shop
+        .gateway_with(|setup| {
+            both(setup);
+            setup.route.plan.gate = Gate::Off;
+        })
+        .await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    let job = ended(&runtime, id).await;
+    assert_eq!((job.state, states(&job)), (JobState::Failed, vec![Failed]));
+    assert_eq!(job.completed_by, 0);
+    assert_eq!(runtime.result(&job).await.unwrap().unwrap().status, 400);
+    assert_eq!((shop.inkjet.ledger().received, shop.laser.ledger().received), (1, 0));
+}
+
+/// Case 40: 429 with Retry-After.
+#[tokio::test]
+async fn retry_after_is_waited_out() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("refuse_status=429,retry_after=1s").unwrap();
+    let runtime = shop.gateway().await;
+    let began = Instant::now();
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    until("the first refusal", async || shop.inkjet.ledger().received == 1).await;
+    shop.inkjet.set_behaviour("succeed").unwrap();
+    let job = ended(&runtime, id).await;
+    assert_eq!((job.state, states(&job)), (JobState::Succeeded, vec![Failed, Succeeded]));
+    let gap_ms = job.attempts[1].started_ms - job.attempts[0].ended_ms;
+    assert!(gap_ms >= 1000, "{gap_ms} ms after the refusal, {:?} in all", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_retry_after_beyond_the_deadline_fails_at_once() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("refuse_status=429,retry_after=100s").unwrap();
+    let runtime = shop.gateway_with(|setup| setup.route.deadline = Some(Duration::from_secs(5))).await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    let job = ended(&runtime, id).await;
+    assert_eq!((job.state, states(&job)), (JobState::Failed, vec![Failed]));
+    assert!(job.reason.contains("deadline"), "{}", job.reason);
+}
+
+/// Case 41.
+#[tokio::test]
+async fn an_always_refusing_provider_is_called_as_often_as_the_budget_says() {
+    for (attempts_max, providers) in [(1, 1), (2, 1), (3, 2), (5, 2)] {
+        let shop = Shop::open().await;
+        shop.inkjet.set_behaviour("refuse_status=429").unwrap();
+        shop.laser.set_behaviour("refuse_status=429").unwrap();
+        let runtime = shop
+            .gateway_with(|setup| {
+                if providers == 2 {
+                    both(setup);
+                }
+                setup.route.plan.gate = Gate::Off;
+                setup.route.plan.backoff = Duration::from_millis(1);
+                setup.route.rules.attempts_max = attempts_max;
+            })
+            .await;
+        let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+        let job = ended(&runtime, id).await;
+        assert_eq!(job.state, JobState::Failed);
+        let calls = shop.inkjet.ledger().received + shop.laser.ledger().received;
+        assert_eq!(calls, u64::from(attempts_max), "{attempts_max} attempts at {providers} providers");
+    }
+}
+
+/// Case 42: one shrinking deadline.
+#[tokio::test]
+async fn the_second_attempt_gets_what_the_first_left_of_the_deadline() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("queue=600ms,refuse_status=429").unwrap();
+    shop.laser.set_behaviour("hang").unwrap();
+    let runtime = shop
+        .gateway_with(|setup| {
+            both(setup);
+            setup.route.plan.gate = Gate::Off;
+            setup.route.deadline = Some(Duration::from_millis(1000));
+        })
+        .await;
+    let began = Instant::now();
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    let job = settled(&runtime, id).await;
+    let took = began.elapsed();
+    assert_eq!((job.state, states(&job)), (JobState::Unknown, vec![Failed, Unknown]));
+    assert!(took < Duration::from_secs(5), "the provider's own 30 s do not count: {took:?}");
+}
+
+/// Case 13: the official primary stalls, the fallback wins, the primary comes back.
+#[tokio::test]
+async fn the_late_primary_of_a_race_is_discarded() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("delay=1500ms").unwrap();
+    let runtime = shop.gateway_with(|setup| race(setup, Duration::from_millis(200))).await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    let won = ended(&runtime, id).await;
+    assert_eq!((won.state, won.completed_by), (JobState::Succeeded, 2));
+    let bytes = runtime.result(&won).await.unwrap().unwrap();
+
+    until("the primary is judged", async || states(&runtime.read(id).await.unwrap())[0] == Discarded).await;
+    let later = runtime.read(id).await.unwrap();
+    assert_eq!((later.state, later.completed_by, later.version), (JobState::Succeeded, 2, won.version));
+    assert_eq!(runtime.result(&later).await.unwrap().unwrap(), bytes);
+    assert!(later.events.iter().any(|event| event.event == "discarded" && event.attempt == 1));
+}
+
+/// The result says who answered. Case 44.
+#[tokio::test]
+async fn the_job_names_the_provider_and_the_model_that_answered() {
+    let shop = Shop::open().await;
+    let runtime = shop.gateway().await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    let job = ended(&runtime, id).await;
+    let winner = job.winner().unwrap();
+    assert_eq!(winner.provider, "inkjet");
+    assert!(!winner.model.is_empty() && !winner.remote_id.is_empty());
+}

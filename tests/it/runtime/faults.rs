@@ -1,0 +1,209 @@
+//! When Redis is away, or the gateway was.
+
+use std::time::Duration;
+
+use onejob::attempt::AttemptState::{Aborted, Succeeded, Unknown};
+use onejob::job::JobState;
+use onejob::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request, Response};
+use onejob::runtime::{RuntimeOptions, SubmitError};
+
+use super::{Setup, Shop, ended, settled, slot, states, submission, until};
+
+/// As in production: a store that does not wait for a Redis that is away.
+fn impatient(setup: &mut Setup) {
+    setup.store.response_timeout = Duration::from_millis(500);
+    setup.store.connect_timeout = Duration::from_secs(1);
+}
+
+fn short_lease(setup: &mut Setup) {
+    impatient(setup);
+    setup.options = RuntimeOptions {
+        lease: Duration::from_millis(1200),
+        lease_margin: Duration::from_millis(300),
+        sweep: Duration::from_millis(100),
+        ..RuntimeOptions::default()
+    };
+}
+
+/// Case 26, 29: the provider succeeded while Redis was paused; the result in hand is stored afterwards, and nothing runs again.
+#[tokio::test]
+async fn a_result_in_hand_is_kept_until_redis_is_back() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("delay=300ms").unwrap();
+    let runtime = shop.gateway_with(impatient).await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    until("the call is at the provider", async || shop.inkjet.ledger().received == 1).await;
+    shop.redis.command::<()>(&["CLIENT", "PAUSE", "2500", "ALL"]).await;
+    let job = ended(&runtime, id).await;
+    assert_eq!((job.state, states(&job)), (JobState::Succeeded, vec![Succeeded]));
+    assert_eq!(shop.executions(id), 1);
+}
+
+#[tokio::test]
+async fn a_submit_while_redis_is_paused_fails_fast_and_runs_at_most_once() {
+    let shop = Shop::open().await;
+    let runtime = shop.gateway_with(short_lease).await;
+    shop.redis.command::<()>(&["CLIENT", "PAUSE", "3000", "ALL"]).await;
+    let began = std::time::Instant::now();
+    let refused = runtime.submit(submission("order-1", "{}")).await.unwrap_err();
+    assert!(matches!(refused, SubmitError::Store(ref error) if error.is_retryable()), "{refused}");
+    assert!(began.elapsed() < Duration::from_millis(2800), "{:?}", began.elapsed());
+    assert_eq!(shop.inkjet.ledger().received, 0, "nothing is sent on an unconfirmed claim");
+
+    // The pause over, the same key leads to one job, whether or not the lost claim arrived.
+    let mut id = None;
+    until("redis answers again", async || {
+        id = runtime.submit(submission("order-1", "{}")).await.ok().map(|receipt| receipt.job.id);
+        id.is_some()
+    })
+    .await;
+    let job = ended(&runtime, id.unwrap()).await;
+    assert_eq!(job.state, JobState::Succeeded, "{job:?}");
+    assert_eq!(shop.executions(id.unwrap()), 1);
+}
+
+/// A provider that takes so long to connect that the lease runs out.
+struct Slow {
+    patience: Duration,
+}
+
+impl Provider for Slow {
+    fn render(&self, request: &Request) -> Result<Rendered, RenderError> {
+        Ok(Rendered { method: "POST".into(), url: "slow://".into(), headers: vec![], body: request.body.clone() })
+    }
+
+    fn submit(&self, call: Call) -> ProviderFuture<'_, Outcome> {
+        Box::pin(async move {
+            let deadline = tokio::time::Instant::now() + self.patience;
+            // The first attempt connects until its fence has closed; the second one is quick.
+            while call.attempt == 1 && call.fence.check().is_ok() && tokio::time::Instant::now() < deadline {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            match call.fence.check() {
+                Ok(()) => Outcome::Succeeded {
+                    response: Response { status: 200, headers: vec![], body: b"printed".to_vec().into() },
+                    remote_id: None,
+                    model: None,
+                },
+                Err(fenced) => Outcome::NotSent { reason: fenced.to_string() },
+            }
+        })
+    }
+}
+
+/// Case 17: heartbeats starve, the lease runs out before the first byte: the gateway fences itself, and the job goes on.
+#[tokio::test]
+async fn a_gateway_that_lost_its_lease_before_the_first_byte_does_not_send() {
+    let shop = Shop::open().await;
+    let runtime = shop
+        .gateway_with(|setup| {
+            short_lease(setup);
+            setup.providers = Some(vec![slot("inkjet", Slow { patience: Duration::from_secs(15) })]);
+        })
+        .await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    shop.redis.command::<()>(&["CLIENT", "PAUSE", "2000", "ALL"]).await;
+    let job = ended(&runtime, id).await;
+    assert_eq!(job.state, JobState::Succeeded, "{job:?}");
+    assert_eq!(job.completed_by, 2, "{job:?}");
+    // Judged by whoever came first: its own gateway, or the sweeper and then its own gateway's proof.
+    assert!(states(&job)[0] == Aborted || job.attempts[0].reason == "not_sent", "{job:?}");
+}
+
+/// Case 27.
+#[tokio::test]
+async fn a_flushed_script_cache_reaches_nobody() {
+    let shop = Shop::open().await;
+    let runtime = shop.gateway().await;
+    for order in 0..20 {
+        shop.redis.command::<()>(&["SCRIPT", "FLUSH"]).await;
+        let id = runtime.submit(submission(&format!("order-{order}"), "{}")).await.unwrap().job.id;
+        shop.redis.command::<()>(&["SCRIPT", "FLUSH"]).await;
+        let job = ended(&runtime, id).await;
+        assert_eq!((job.state, states(&job)), (JobState::Succeeded, vec![Succeeded]));
+        assert_eq!(shop.executions(id), 1);
+    }
+}
+
+/// Case 28.
+#[tokio::test]
+async fn killed_connections_are_built_anew() {
+    let shop = Shop::open().await;
+    let runtime = shop.gateway().await;
+    for order in 0..5 {
+        shop.redis.command::<i64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+        shop.redis.command::<i64>(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+        let key = format!("order-{order}");
+        let mut id = None;
+        until("the gateway is connected again", async || {
+            id = runtime.submit(submission(&key, "{}")).await.ok().map(|receipt| receipt.job.id);
+            id.is_some()
+        })
+        .await;
+        let job = ended(&runtime, id.unwrap()).await;
+        assert_eq!(job.state, JobState::Succeeded, "{job:?}");
+        assert_eq!(shop.executions(id.unwrap()), 1);
+    }
+}
+
+/// Case 30.
+#[tokio::test]
+async fn out_of_memory_refuses_new_jobs_and_answers_everything_else() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("delay=400ms").unwrap();
+    let runtime = shop.gateway().await;
+    let flying = runtime.submit(submission("flying", "{}")).await.unwrap().job.id;
+    shop.redis.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let refused = runtime.submit(submission("new", "{}")).await.unwrap_err();
+    assert!(refused.to_string().contains("out of memory"), "{refused}");
+    assert!(runtime.ready().await.is_err());
+    assert_eq!(runtime.submit(submission("flying", "{}")).await.unwrap().job.id, flying, "a duplicate still gets its answer");
+    let job = ended(&runtime, flying).await;
+    assert_eq!(job.state, JobState::Succeeded);
+    shop.redis.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    runtime.ready().await.unwrap();
+    runtime.submit(submission("new", "{}")).await.unwrap();
+}
+
+/// A provider whose adapter has a bug.
+struct Panics;
+
+impl Provider for Panics {
+    fn render(&self, request: &Request) -> Result<Rendered, RenderError> {
+        Ok(Rendered { method: "POST".into(), url: "bug://".into(), headers: vec![], body: request.body.clone() })
+    }
+
+    fn submit(&self, _call: Call) -> ProviderFuture<'_, Outcome> {
+        Box::pin(async { panic!("a bug in an adapter") })
+    }
+}
+
+#[tokio::test]
+async fn an_adapter_that_panics_leaves_its_attempt_unknown() {
+    let shop = Shop::open().await;
+    let runtime = shop.gateway_with(|setup| setup.providers = Some(vec![slot("inkjet", Panics)])).await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    let job = settled(&runtime, id).await;
+    assert_eq!((job.state, states(&job)), (JobState::Unknown, vec![Unknown]));
+    assert_eq!(job.attempts[0].reason, "panic: the adapter panicked");
+}
+
+/// Case 34, small: what ended leaves its record, and nothing else.
+#[tokio::test]
+async fn ended_jobs_leave_no_hints_behind() {
+    let shop = Shop::open().await;
+    let runtime = shop.gateway_with(|setup| setup.options.sweep = Duration::from_secs(3600)).await;
+    for (behaviour, orders) in [("succeed", 0..5), ("refuse_status=400", 5..10)] {
+        shop.inkjet.set_behaviour(behaviour).unwrap();
+        for order in orders {
+            let id = runtime.submit(submission(&format!("order-{order}"), "{}")).await.unwrap().job.id;
+            ended(&runtime, id).await;
+            runtime.submit(submission(&format!("order-{order}"), "{}")).await.unwrap();
+        }
+    }
+    until("only ten records and the schema are left", async || {
+        let keys = shop.redis.keys().await;
+        keys.len() == 11 && !keys.iter().any(|key| key.contains("due") || key.contains("unknown"))
+    })
+    .await;
+}

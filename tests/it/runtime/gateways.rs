@@ -1,0 +1,170 @@
+//! More than one gateway, and gateways that die.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use onejob::attempt::AttemptState::{Aborted, Succeeded, Unknown};
+use onejob::attempt::AttemptToken;
+use onejob::fingerprint::{Fingerprinted, digest, fingerprint};
+use onejob::job::{Body, Class, Identity, JobId, JobState, Owner, Payload, Rules};
+use onejob::runtime::{Drained, Replayed, SubmitError, WaitFor};
+use onejob::store::{Begin, Store, SubmitJob, Submitted, WriteAhead};
+
+use super::{PATIENCE, Shop, ended, settled, states, submission, until};
+
+/// Claims a job as a gateway would that dies right afterwards.
+async fn claimed_by_a_dead_gateway(store: &Store, key: &str, begin: Begin<'_>, lease: Duration) -> JobId {
+    let owner = Owner::new("shop").unwrap();
+    let digest = digest("shop", key);
+    let id = JobId::new(store.now_ms(), Identity::of(&digest));
+    let content_type = "application/json";
+    let body = b"{}";
+    let whole = Fingerprinted { route: "print", method: "", target: "", content_type, body, ignore: &[] };
+    let submit = SubmitJob {
+        id,
+        digest,
+        fingerprint: fingerprint(whole),
+        owner: &owner,
+        route: "print",
+        class: Class::Exclusive,
+        deadline_ms: 60_000,
+        rules: Rules {
+            attempts_max: 3,
+            race_max: 1,
+            race_after_ms: 0,
+            key_life_ms: 3_600_000,
+            retention_ms: 3_600_000,
+            releases_on_failure: false,
+            quarantine_ms: 100_000,
+        },
+        input: &Payload { head: format!(" \ncontent-type: {content_type}"), body: Body::Inline(Arc::from(&body[..])) },
+        token: AttemptToken::random(),
+        lease_ms: u64::try_from(lease.as_millis()).unwrap(),
+        gateway: "dead",
+        begin,
+    };
+    assert!(matches!(store.submit_job(&submit).await.unwrap(), Submitted::Created { .. }));
+    id
+}
+
+fn running() -> Begin<'static> {
+    Begin::Running { provider: "inkjet", sent: WriteAhead { url: "http://127.0.0.1/", request_hash: &[7; 32], certificate: "" } }
+}
+
+#[tokio::test]
+async fn a_waiter_on_another_gateway_is_woken() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("delay=300ms").unwrap();
+    let (here, there) = (shop.gateway().await, shop.gateway().await);
+    let id = here.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    let attached = there.submit(submission("order-1", "{}")).await.unwrap();
+    assert_eq!((attached.job.id, attached.replayed), (id, Replayed::Yes));
+    let job = there.wait(id, WaitFor::Ended, PATIENCE).await.unwrap();
+    assert_eq!(job.state, JobState::Succeeded);
+    assert_eq!(shop.executions(id), 1);
+}
+
+#[tokio::test]
+async fn a_pending_job_of_a_dead_gateway_is_adopted_and_runs_once() {
+    let shop = Shop::open().await;
+    let store = shop.redis.store().await;
+    let id = claimed_by_a_dead_gateway(&store, "order-1", Begin::Pending, Duration::from_millis(200)).await;
+    let gateways = [shop.gateway().await, shop.gateway().await, shop.gateway().await];
+    let job = ended(&gateways[0], id).await;
+    assert_eq!((job.state, states(&job)), (JobState::Succeeded, vec![Succeeded]));
+    assert_eq!(shop.executions(id), 1);
+}
+
+#[tokio::test]
+async fn an_attempt_that_only_was_starting_is_aborted_and_another_one_runs() {
+    let shop = Shop::open().await;
+    let store = shop.redis.store().await;
+    let starting = Begin::Starting { provider: "inkjet" };
+    let id = claimed_by_a_dead_gateway(&store, "order-1", starting, Duration::from_millis(200)).await;
+    let runtime = shop.gateway().await;
+    let job = ended(&runtime, id).await;
+    assert_eq!((job.state, states(&job)), (JobState::Succeeded, vec![Aborted, Succeeded]));
+    assert_eq!(shop.executions(id), 1);
+}
+
+#[tokio::test]
+async fn an_attempt_that_may_have_been_sent_becomes_unknown_when_its_gateway_dies() {
+    let shop = Shop::open().await;
+    let store = shop.redis.store().await;
+    let id = claimed_by_a_dead_gateway(&store, "order-1", running(), Duration::from_millis(200)).await;
+    let runtime = shop.gateway().await;
+    let job = settled(&runtime, id).await;
+    assert_eq!((job.state, states(&job)), (JobState::Unknown, vec![Unknown]));
+    assert_eq!(job.reason, "lease_lapsed");
+    assert_eq!(shop.inkjet.ledger().received, 0);
+    until("the job stands in the list of unknowns", async || {
+        runtime.list(onejob::runtime::ListState::Unknown, 10).await.unwrap().iter().any(|job| job.id == id)
+    })
+    .await;
+}
+
+/// Case 23.
+#[tokio::test]
+async fn a_live_lease_is_nobody_elses_to_recover() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("delay=1500ms").unwrap();
+    let lease = |setup: &mut super::Setup| {
+        setup.options.lease = Duration::from_millis(600);
+        setup.options.lease_margin = Duration::from_millis(100);
+    };
+    let runtime = shop.gateway_with(lease).await;
+    let _restarted = shop.gateway_with(lease).await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    let job = ended(&runtime, id).await;
+    assert_eq!((job.state, states(&job)), (JobState::Succeeded, vec![Succeeded]));
+    assert!(job.events.is_empty(), "kept alive by heartbeats over two leases: {:?}", job.events);
+    assert_eq!(shop.executions(id), 1);
+}
+
+/// Case 51: nobody waits, and the job runs on.
+#[tokio::test]
+async fn the_client_that_goes_away_stops_nothing() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("delay=300ms").unwrap();
+    let runtime = shop.gateway().await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    let gone = tokio::time::timeout(Duration::from_millis(20), runtime.wait(id, WaitFor::Ended, PATIENCE)).await;
+    assert!(gone.is_err());
+    assert_eq!(ended(&runtime, id).await.state, JobState::Succeeded);
+}
+
+#[tokio::test]
+async fn a_stopping_gateway_lets_running_attempts_finish_and_takes_no_more() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("delay=400ms").unwrap();
+    let runtime = shop.gateway().await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    until("the call is at the provider", async || shop.inkjet.ledger().received == 1).await;
+    let stopping = tokio::spawn({
+        let runtime = runtime.clone();
+        async move { runtime.shutdown(PATIENCE).await }
+    });
+    until("no more is taken", async || matches!(runtime.submit(submission("order-2", "{}")).await, Err(SubmitError::Stopping)))
+        .await;
+    assert_eq!(stopping.await.unwrap(), Drained { running: 1, unknown: 0, unwritten: 0 });
+    assert_eq!(runtime.read(id).await.unwrap().state, JobState::Succeeded);
+}
+
+/// Case 57.
+#[tokio::test]
+async fn what_is_left_after_the_drain_is_unknown_and_counted() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("hang").unwrap();
+    let runtime = shop.gateway().await;
+    let mut ids = Vec::new();
+    for order in 0..5 {
+        ids.push(runtime.submit(submission(&format!("order-{order}"), "{}")).await.unwrap().job.id);
+    }
+    until("the calls are at the provider", async || shop.inkjet.ledger().received == 5).await;
+    let drained = runtime.shutdown(Duration::from_millis(100)).await;
+    assert_eq!(drained, Drained { running: 5, unknown: 5, unwritten: 0 });
+    for id in ids {
+        assert_eq!(runtime.read(id).await.unwrap().state, JobState::Unknown);
+        assert_eq!(shop.executions(id), 1);
+    }
+}

@@ -1,0 +1,13 @@
+//! One module a script: state before, one call, the reply and the record after.
+
+mod begin;
+mod cancel;
+mod extend;
+mod finish;
+mod hint;
+mod mark;
+mod read;
+mod reopen;
+mod resolve;
+mod submit;
+mod tick;
