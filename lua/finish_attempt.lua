@@ -24,7 +24,8 @@ ARGV
   [12] delay_ms          for "retry": how long to wait before it
   [13] hold_ms           for "retry": how long beyond that the caller's token keeps the job for itself
 REPLY { status, script, token, detail… }
-  won, version              this call claimed the result
+  won, version, attempt state before
+                            this call claimed the result
   recorded, job state       the attempt's row is as reported; the job goes on or has ended without a result from it
   repeated, attempt state, job state, completed_by
                             an earlier call with this token and outcome did the same
@@ -83,10 +84,10 @@ if outcome == 'succeeded' then
     if was == 'unknown' then
       note(record, now, 'late_success', number, attempt[A.gateway], attempt[A.reason])
     end
-    close(attempt, now, 'succeeded', '')
+    close_won(attempt, now)
     win(record, now, number, result)
     write(KEYS[1], record, now)
-    return reply('won', text(record[P.version]))
+    return reply('won', text(record[P.version]), was)
   end
   close(attempt, now, 'discarded', record[P.state])
   note(record, now, 'discarded', number, attempt[A.gateway], 'job ' .. record[P.state] .. ', completed by ' .. winner)

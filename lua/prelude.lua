@@ -204,6 +204,13 @@ local function close(attempt, now, state, reason)
   attempt[A.reason] = reason
 end
 
+-- Closes an attempt that succeeded. Where it was sent, and what, serves questions that are answered now.
+local function close_won(attempt, now)
+  close(attempt, now, 'succeeded', '')
+  attempt[A.url] = ''
+  attempt[A.request_hash] = ''
+end
+
 -- A result may be claimed once, by an attempt that began under the version which still stands.
 local function may_win(record, attempt)
   return not ended(record) and record[P.completed_by] == 0 and attempt[A.version] == record[P.version]

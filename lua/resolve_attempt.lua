@@ -72,7 +72,7 @@ remember(record, request_id, number)
 note(record, now, 'resolved', number, actor, outcome .. ': ' .. reason)
 if outcome == 'succeeded' then
   if may_win(record, attempt) then
-    close(attempt, now, 'succeeded', '')
+    close_won(attempt, now)
     win(record, now, number, result)
     write(KEYS[1], record, now)
     return reply('won', text(record[P.version]))

@@ -612,8 +612,12 @@ impl Runtime {
         actor: &str,
         reason: &str,
     ) -> Result<Canceled, StoreError> {
+        let ended_before = match self.inner.store.read_job(id.identity()).await? {
+            Read::Found(job) => job.is_ended(),
+            Read::Gone(_) | Read::NotFound => true,
+        };
         let canceled = self.inner.store.cancel_job(id, request_id, mode, actor, reason).await?;
-        if let Canceled::Canceled { .. } = canceled {
+        if matches!(canceled, Canceled::Canceled { .. }) && !ended_before {
             metrics::job_ended(JobState::Canceled.as_str());
         }
         self.inner.after_change(id).await;

@@ -414,6 +414,8 @@ pub enum Finished {
     Won {
         /// The job's version now.
         version: u64,
+        /// What the attempt was before: running, or given up already.
+        was: AttemptState,
     },
     /// The attempt's row is as reported.
     Recorded {
@@ -947,7 +949,7 @@ impl Store {
         let call = self.call(Script::FinishAttempt, identity, arguments, finish.token.argument());
         let mut reply = self.run(&call, &around).await?;
         let finished = match reply.status() {
-            "won" => Finished::Won { version: reply.parse()? },
+            "won" => Finished::Won { version: reply.parse()?, was: reply.parse()? },
             "recorded" => Finished::Recorded { job: reply.parse()? },
             "repeated" => Finished::Repeated { attempt: reply.parse()?, job: reply.parse()?, completed_by: reply.parse()? },
             "discarded" => Finished::Discarded { attempt: reply.parse()?, completed_by: reply.parse()? },

@@ -596,12 +596,16 @@ async fn try_store(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdict) -
 /// Counts what a finish led to.
 pub(crate) fn count_finish(finished: &Finished, outcome: FinishOutcome) {
     match finished {
-        Finished::Won { .. } => {
+        Finished::Won { was, .. } => {
             metrics::result("won");
+            if *was != AttemptState::Running && *was != AttemptState::Starting {
+                metrics::late_result();
+            }
             metrics::job_ended(JobState::Succeeded.as_str());
         }
         Finished::Discarded { attempt: AttemptState::Discarded, .. } if outcome == FinishOutcome::Succeeded => {
             metrics::result("discarded");
+            metrics::late_result();
         }
         Finished::Recorded { job } if job.is_ended() => metrics::job_ended(job.as_str()),
         Finished::Recorded { .. } | Finished::Repeated { .. } | Finished::Discarded { .. } | Finished::NotFound => {}

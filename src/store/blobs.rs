@@ -241,7 +241,10 @@ mod tests {
             hint_ms: None,
             strip_at_ms: None,
         };
-        assert_eq!(fixture.store.finish_attempt(&finish).await, Ok(Finished::Won { version: 1 }));
+        assert_eq!(
+            fixture.store.finish_attempt(&finish).await,
+            Ok(Finished::Won { version: 1, was: crate::attempt::AttemptState::Running })
+        );
         let Read::Found(ended) = fixture.store.read_job(identity).await.unwrap() else { panic!("no job") };
         assert_eq!((ended.state, ended.result.clone()), (JobState::Succeeded, result.clone()));
         fixture.store.keep_blobs_of(&ended).await.unwrap();

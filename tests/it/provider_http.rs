@@ -406,8 +406,8 @@ fn a_close_that_no_task_has_noticed_is_found_before_the_first_byte() {
     let addr = listener.local_addr().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let provider = provider(&format!("http://{addr}"));
-    let (closed_sender, closed) = std::sync::mpsc::channel();
-    let (answered, answered_receiver) = std::sync::mpsc::channel::<()>();
+    let (closed_sender, closed) = std::sync::mpsc::sync_channel(1);
+    let (answered, answered_receiver) = std::sync::mpsc::sync_channel::<()>(1);
     let server = std::thread::spawn(move || {
         let mut requests = 0;
         for _ in 0..100 {

@@ -350,7 +350,7 @@ fn words(answer: &Answer) -> String {
             Extended::NotFound => "not_found".to_owned(),
         },
         Answer::Finished(finished) => match finished {
-            Finished::Won { version } => format!("won {version}"),
+            Finished::Won { version, .. } => format!("won {version}"),
             Finished::Recorded { job } => format!("recorded {job}"),
             Finished::Repeated { attempt, job, completed_by } => format!("repeated {attempt} {job} {completed_by}"),
             Finished::Discarded { attempt, completed_by } => format!("discarded {attempt} {completed_by}"),
@@ -366,7 +366,7 @@ fn words(answer: &Answer) -> String {
             Resolved::NotFound => "not_found".to_owned(),
         },
         Answer::Canceled(canceled) => match canceled {
-            Canceled::Canceled { effect } => format!("canceled {effect}"),
+            Canceled::Canceled { effect, .. } => format!("canceled {effect}"),
             Canceled::Canceling { open } => format!("canceling {open}"),
             Canceled::Ended { state } => format!("ended {state}"),
             Canceled::NotFound => "not_found".to_owned(),

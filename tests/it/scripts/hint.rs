@@ -1,5 +1,6 @@
 //! `hints`: the state before, one call, the reply and the record after.
 
+use onejob::attempt::AttemptState;
 use onejob::attempt::FinishOutcome;
 use onejob::job::{Identity, JobState};
 use onejob::store::{FinishAttempt, Finished, Follow, Script};
@@ -90,11 +91,11 @@ async fn a_success_takes_its_own_hint_away_and_no_other() {
     let redis = Redis::start().await;
     let given = redis.given_running().await;
     let hint_ms = due_ms(&redis, &given).await;
-    assert_eq!(succeed(&given, hint_ms.map(|ms| ms + 1)).await, Finished::Won { version: 1 });
+    assert_eq!(succeed(&given, hint_ms.map(|ms| ms + 1)).await, Finished::Won { version: 1, was: AttemptState::Running });
     assert_eq!(due_ms(&redis, &given).await, hint_ms);
     let given = redis.given_running().await;
     let hint_ms = due_ms(&redis, &given).await;
-    assert_eq!(succeed(&given, hint_ms).await, Finished::Won { version: 1 });
+    assert_eq!(succeed(&given, hint_ms).await, Finished::Won { version: 1, was: AttemptState::Running });
     assert_eq!(due_ms(&redis, &given).await, None);
 }
 

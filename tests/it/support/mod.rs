@@ -49,7 +49,8 @@ impl Redis {
     pub async fn start_with(arguments: &[&str]) -> Self {
         let server = Server::start(arguments);
         let client = redis::Client::open(server.url()).expect("a URL");
-        let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(10)));
+        let patience = Some(Duration::from_secs(10));
+        let config = redis::AsyncConnectionConfig::new().set_connection_timeout(patience).set_response_timeout(patience);
         let connection = client.get_multiplexed_async_connection_with_config(&config).await.expect("a connection");
         Redis { server, connection, store: OnceCell::new(), jobs: AtomicU32::new(0) }
     }
