@@ -8,8 +8,9 @@ use redis::Value;
 
 use crate::error::StoreError;
 use crate::job::{Identity, SHARDS};
+use crate::store::call::Afterwards;
 use crate::store::scripts::Script;
-use crate::store::{Afterwards, Store, retry};
+use crate::store::{Store, retry};
 
 /// Most keys that one step of the slow scan asks for.
 const SCAN_COUNT: usize = 128;

@@ -7,7 +7,8 @@ use futures_util::stream::BoxStream;
 
 use crate::error::{Refusal, StoreError};
 use crate::job::{Identity, SHARDS};
-use crate::store::{Afterwards, Store};
+use crate::store::Store;
+use crate::store::call::Afterwards;
 
 /// The wake-ups of all gateways, this one's own included.
 pub struct Wakeups {

@@ -2,6 +2,7 @@
 //! the real parts.
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic too")]
+#![expect(unreachable_pub, reason = "nothing is outside of a test binary")]
 #![expect(clippy::large_futures, reason = "a test has its stack to itself")]
 
 mod cases;

@@ -1,0 +1,141 @@
+//! How a call is made, and made again: one pipeline with what goes before and after the script.
+//!
+//! All of it is harmless to repeat. `retry.rs` says when it is worth it; `lanes.rs` carries it.
+
+use std::time::Instant;
+
+use redis::Value;
+
+use crate::error::StoreError;
+use crate::metrics;
+use crate::store::reply::Reply;
+use crate::store::{Script, Store, retry};
+
+/// A script's arguments, owned, so that the same call can be made again.
+pub(super) struct Call {
+    pub(super) script: Script,
+    pub(super) key: String,
+    pub(super) arguments: Vec<Vec<u8>>,
+    pub(super) echo: Vec<u8>,
+}
+
+/// What goes before and after a script in the same pipeline: all of it harmless to repeat.
+#[derive(Default)]
+pub(super) struct Around {
+    pub(super) before: Vec<redis::Cmd>,
+    pub(super) after: Vec<Afterwards>,
+}
+
+/// A command after a script. If it is a script itself and Redis has forgotten it, the whole text is sent instead.
+pub(super) struct Afterwards {
+    pub(super) command: redis::Cmd,
+    pub(super) whole: Option<redis::Cmd>,
+}
+
+impl Store {
+    /// Makes a call, and the same call again where the error allows it, within a bounded number of tries and a bounded time.
+    ///
+    /// Once a try may have been executed, the call may have been, whatever a later try says.
+    pub(super) async fn run(&self, call: &Call, around: &Around) -> Result<Reply, StoreError> {
+        let began = Instant::now();
+        let budget = self.inner.options.response_timeout * retry::PATIENCE;
+        let mut pause = retry::PAUSE;
+        let mut ambiguous = None;
+        let mut tries = 1;
+        let outcome = loop {
+            let error = match self.run_once(call, around).await {
+                Ok(reply) => break Ok(reply),
+                Err(error) => error,
+            };
+            metrics::store_error(error.class());
+            if matches!(error, StoreError::Ambiguous { .. }) {
+                ambiguous = Some(error.clone());
+            }
+            if !retry::is_worth_it(&error) || tries == retry::TRIES_MAX || began.elapsed() + pause >= budget {
+                break Err(if error.is_retryable() { ambiguous.unwrap_or(error) } else { error });
+            }
+            tries += 1;
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        };
+        metrics::script(call.script.name(), began.elapsed());
+        outcome
+    }
+
+    async fn run_once(&self, call: &Call, around: &Around) -> Result<Reply, StoreError> {
+        let mut commands = around.before.clone();
+        commands.push(script_command("EVALSHA", call.script.sha1(), call));
+        commands.extend(around.after.iter().map(|after| after.command.clone()));
+        let place = around.before.len();
+        let mut values = self.send(&commands).await?;
+        // Where a job would have no other hint, a refused hint is a refused call: nobody would find the job again.
+        if call.script.needs_its_hint()
+            && let Some(Value::ServerError(error)) = values[..place].iter().find(|value| matches!(value, Value::ServerError(_)))
+        {
+            return Err(retry::of_server(error));
+        }
+        let forgotten: Vec<bool> = values[place..].iter().map(is_forgotten).collect();
+        let mut value = values.swap_remove(place);
+        if forgotten.contains(&true) {
+            value = self.send_whole(call, around, &forgotten, value).await?;
+        }
+        match value {
+            Value::ServerError(error) => Err(retry::of_server(&error)),
+            value => Reply::read(call.script, &call.echo, value),
+        }
+    }
+
+    /// Redis has forgotten a script: sends its whole text, which it then remembers. If it is the main one, what comes after it is
+    /// sent once more too.
+    async fn send_whole(&self, call: &Call, around: &Around, forgotten: &[bool], value: Value) -> Result<Value, StoreError> {
+        let main = forgotten[0];
+        let mut commands = Vec::with_capacity(forgotten.len());
+        if main {
+            commands.push(script_command("EVAL", call.script.code(), call));
+        }
+        for (after, forgotten) in around.after.iter().zip(&forgotten[1..]) {
+            match &after.whole {
+                Some(whole) if *forgotten => commands.push(whole.clone()),
+                _ if main => commands.push(after.command.clone()),
+                _ => {}
+            }
+        }
+        let mut values = self.send(&commands).await?;
+        Ok(if main { values.swap_remove(0) } else { value })
+    }
+
+    /// Sends one command on a lane.
+    pub(super) async fn command(&self, command: redis::Cmd) -> Result<Value, StoreError> {
+        let mut values = self.commands(vec![command]).await?;
+        match values.swap_remove(0) {
+            Value::ServerError(error) => Err(retry::of_server(&error)),
+            value => Ok(value),
+        }
+    }
+
+    /// Sends commands on a lane, in one pipeline; an error of Redis is a value.
+    pub(super) async fn commands(&self, commands: Vec<redis::Cmd>) -> Result<Vec<Value>, StoreError> {
+        self.send(&commands).await.inspect_err(|error| metrics::store_error(error.class()))
+    }
+
+    async fn send(&self, commands: &[redis::Cmd]) -> Result<Vec<Value>, StoreError> {
+        let mut pipeline = redis::Pipeline::with_capacity(commands.len());
+        for command in commands {
+            pipeline.add_command(command.clone());
+        }
+        self.inner.lanes.send(&pipeline, commands.len()).await
+    }
+}
+
+fn is_forgotten(value: &Value) -> bool {
+    matches!(value, Value::ServerError(error) if retry::is_noscript(error))
+}
+
+fn script_command(command: &str, script: &str, call: &Call) -> redis::Cmd {
+    let mut command = redis::cmd(command);
+    command.arg(script).arg(1).arg(call.key.as_str());
+    for argument in &call.arguments {
+        command.arg(argument.as_slice());
+    }
+    command
+}
