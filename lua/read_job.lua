@@ -53,7 +53,7 @@ local function list(positions, row, prefix, out)
     end
   end
 end
-local out = {}
+local out = reply('found')
 list(P, record, '', out)
 list(L, record[P.policy], 'policy.', out)
 for number, attempt in ipairs(record[P.attempts]) do
@@ -62,4 +62,4 @@ end
 for place, event in ipairs(record[P.events]) do
   list({ at_ms = 1, event = 2, attempt = 3, actor = 4, detail = 5 }, event, 'event.' .. place .. '.', out)
 end
-return reply('found', unpack(out))
+return out

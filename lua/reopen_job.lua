@@ -14,7 +14,7 @@ ARGV
   [2] request_id   text, new for each request
   [3] actor        text, who reopens
   [4] reason       text, why
-  [5] attempts     how many more, 1 or more
+  [5] attempts     how many more, 1 or more; with those made, at most 4294967295
   [6] deadline_ms  from now; 0 for none
 REPLY { status, script, request_id, detail… }
   reopened, version   the job is pending again
@@ -45,6 +45,9 @@ if gone(record, now) then
   return reply('gone', text(record[P.ended_ms]))
 end
 local made = #record[P.attempts] - census(record).aborted
+if made + more > ATTEMPTS_MAX then
+  fault('BADARG', 'attempts must be at most ' .. text(ATTEMPTS_MAX - made) .. ', got ' .. text(more))
+end
 remember(record, request_id, 0)
 note(record, now, 'reopened', 0, actor, reason)
 record[P.policy][L.attempts_max] = made + more

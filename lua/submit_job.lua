@@ -18,8 +18,8 @@ ARGV
   [5] route             text
   [6] class             "exclusive" or "race"
   [7] deadline_ms       from now; 0 for none
-  [8] attempts_max      1 or more
-  [9] race_max          1 or more
+  [8] attempts_max      1 to 4294967295
+  [9] race_max          1 to 4294967295
   [10] race_after_ms    how long an attempt runs before another may begin
   [11] key_life_ms      from the end of the job, 1 or more
   [12] retention_ms     from the end of the job, at most key_life_ms
@@ -62,8 +62,20 @@ local policy = {
   number_of(ARGV[11], 'key_life_ms'), number_of(ARGV[12], 'retention_ms'), ARGV[13] == 'release' and 1 or 0,
   number_of(ARGV[14], 'quarantine_ms'),
 }
-if policy[L.key_life_ms] < 1 then
-  fault('BADARG', 'key_life_ms must be 1 or more')
+if policy[L.attempts_max] < 1 or policy[L.race_max] < 1 or policy[L.key_life_ms] < 1 then
+  fault('BADARG', 'attempts_max, race_max and key_life_ms must be 1 or more')
+end
+if policy[L.attempts_max] > ATTEMPTS_MAX or policy[L.race_max] > ATTEMPTS_MAX then
+  fault('BADARG', 'attempts_max and race_max must be at most ' .. text(ATTEMPTS_MAX))
+end
+if policy[L.retention_ms] > policy[L.key_life_ms] then
+  fault('BADARG', 'retention_ms must be at most key_life_ms')
+end
+if ARGV[6] ~= 'exclusive' and ARGV[6] ~= 'race' then
+  fault('BADARG', 'class must be exclusive or race, got ' .. ARGV[6])
+end
+if ARGV[13] ~= 'keep' and ARGV[13] ~= 'release' then
+  fault('BADARG', 'on_failure must be keep or release, got ' .. ARGV[13])
 end
 local attempts = {}
 if begin ~= 'pending' then

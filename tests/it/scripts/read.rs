@@ -52,3 +52,15 @@ async fn a_person_reads_names_and_values_and_no_bytes_of_bodies() {
     assert_eq!(value("event.1.event"), "unknown");
     assert_eq!(value("created_ms"), given.job().await.created_ms.to_string());
 }
+
+/// Lua returns a few thousand values at most, and a job that was reopened often enough had more names than that.
+#[tokio::test]
+async fn a_person_can_read_a_job_with_many_attempts() {
+    const ATTEMPTS: usize = 500;
+    let redis = Redis::start().await;
+    let given = redis.given_unknown().await;
+    given.rewrite("for number = 2, 500 do record[P.attempts][number] = record[P.attempts][1] end").await;
+    let reply = redis.eval(Script::ReadJob, &given.key(), &[b"names"]).await.unwrap();
+    let last = format!("attempt.{ATTEMPTS}.state");
+    assert!(reply.iter().any(|word| word == last.as_bytes()), "{} words", reply.len());
+}

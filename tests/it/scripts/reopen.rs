@@ -73,3 +73,14 @@ async fn a_job_without_its_input_cannot_be_reopened() {
     assert_eq!(given.reopen(1).await, Reopened::Gone);
     assert_eq!(redis.given_absent(redis.submission()).await.reopen(1).await, Reopened::NotFound);
 }
+
+/// A reopening with 4,294,967,295 more attempts made a record that nobody could read.
+#[tokio::test]
+async fn more_attempts_than_a_record_can_count_are_refused() {
+    let redis = Redis::start().await;
+    let given = redis.given_failed().await;
+    let before = given.dump().await;
+    let answer = given.call_reopen(u32::MAX).send(&given.store).await;
+    assert!(matches!(&answer, Err(StoreError::Fatal { code, .. }) if code == "BADARG"), "{answer:?}");
+    assert_eq!(given.dump().await, before);
+}

@@ -3,7 +3,7 @@
 use onejob::attempt::AttemptState;
 use onejob::error::StoreError;
 use onejob::job::{Class, JobId, JobState, Owner};
-use onejob::store::{Gone, Submitted};
+use onejob::store::{CancelMode, Gone, Script, Submitted};
 
 use crate::scenes::releasing;
 use crate::support::{Answer, Call, First, Given, KEY_LIFE_MS, LEASE_MS, RETENTION_MS, Redis, Submission, payload, sent};
@@ -158,6 +158,13 @@ async fn only_a_failure_is_released() {
     given.abandon(1).await;
     let existing = submit(&given, &next).await;
     assert!(matches!(&existing, Submitted::Existing(job) if job.state == JobState::Indeterminate), "{existing:?}");
+
+    let given = redis.given(releasing(&redis)).await;
+    given.succeed(1, "done").await;
+    assert!(matches!(submit(&given, &given.submission.by_another()).await, Submitted::Existing(_)));
+    let given = redis.given(releasing(&redis)).await;
+    given.cancel(CancelMode::Force).await;
+    assert!(matches!(submit(&given, &given.submission.by_another()).await, Submitted::Existing(_)));
 }
 
 #[tokio::test]
@@ -197,4 +204,66 @@ async fn restore(redis: &Redis, given: &Given, packed: &[u8]) {
     let put = "return redis.call('SET', KEYS[1], (ARGV[1]:gsub('..', function(hex) return string.char(tonumber(hex, 16)) end)))";
     let hex: String = packed.iter().map(|byte| format!("{byte:02x}")).collect();
     redis.value(&["EVAL", put, "1", &given.key(), &hex]).await;
+}
+
+/// No attempts at all made a job that nobody could begin or end; a class that no reader knows made one that nobody could read.
+#[tokio::test]
+async fn arguments_that_make_no_job_are_refused() {
+    let redis = Redis::start().await;
+    let submission = redis.submission();
+    let (id, token) = (submission.id(), submission.token);
+    let good: [&[u8]; 25] = [
+        id.as_bytes(),
+        &[1; 32],
+        &[2; 32],
+        b"shop",
+        b"print",
+        b"exclusive",
+        b"0",
+        b"1",
+        b"1",
+        b"0",
+        b"1000",
+        b"1000",
+        b"keep",
+        b"0",
+        b"",
+        b"0",
+        b"",
+        b"pending",
+        token.as_bytes(),
+        b"1",
+        b"",
+        b"",
+        b"",
+        b"",
+        b"",
+    ];
+    // Counted from 1, as the script's header does.
+    let bad: [(usize, &[u8]); 16] = [
+        (1, b"short"),
+        (2, b"short"),
+        (3, b"short"),
+        (6, b"mutual"),
+        (7, b"-1"),
+        (8, b"0"),
+        (8, b"4294967296"),
+        (9, b"0"),
+        (10, b"1.5"),
+        (11, b"0"),
+        (12, b"1001"),
+        (13, b"yes"),
+        (14, b"soon"),
+        (18, b"done"),
+        (19, b""),
+        (20, b"9007199254740992"),
+    ];
+    for (position, value) in bad {
+        let mut arguments = good;
+        arguments[position - 1] = value;
+        let error = redis.eval(Script::SubmitJob, "oj:{key}", &arguments).await.expect_err("a refusal");
+        assert_eq!(error.code(), Some("BADARG"), "ARGV[{position}]: {error}");
+        assert_eq!(redis.keys().await, Vec::<String>::new(), "ARGV[{position}]");
+    }
+    redis.eval(Script::SubmitJob, "oj:{key}", &good).await.expect("a job");
 }
