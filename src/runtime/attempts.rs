@@ -331,11 +331,13 @@ async fn begin(
     };
     let hash = rendered.hash();
     let token = AttemptToken::random();
+    let hint_ms = runtime.store.now_ms() + runtime.lease_ms();
     let begin = BeginAttempt {
         job: work.job,
         token,
         holder,
         lease_ms: runtime.lease_ms(),
+        hint_ms,
         gateway: &runtime.gateway,
         begin: Begin::Running {
             provider: &lane.slot.name,
@@ -345,7 +347,6 @@ async fn begin(
     let mut again = 0;
     loop {
         let lease_from_ms = boottime_ms();
-        let hint_ms = runtime.store.now_ms() + runtime.lease_ms();
         match runtime.store.begin_attempt(&begin).await {
             Ok(Begun::Started { number, .. }) => {
                 let attempt = Running::new(runtime, work, lane, number, token, lease_from_ms, Some(hint_ms));

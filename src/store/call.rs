@@ -72,7 +72,12 @@ impl Store {
         if call.script.needs_its_hint()
             && let Some(Value::ServerError(error)) = values[..place].iter().find(|value| matches!(value, Value::ServerError(_)))
         {
-            return Err(retry::of_server(error));
+            let refused = retry::of_server(error);
+            // Memory that came free in between: the hint is missing, the call is not.
+            return Err(match &values[place] {
+                Value::ServerError(_) => refused,
+                _ => StoreError::Ambiguous { detail: format!("its hint was refused: {refused}") },
+            });
         }
         let forgotten: Vec<bool> = values[place..].iter().map(is_forgotten).collect();
         let mut value = values.swap_remove(place);

@@ -31,6 +31,8 @@ pub struct SubmitJob<'a> {
     pub token: AttemptToken,
     /// How long the attempt, or the pending job, is the caller's.
     pub lease_ms: u64,
+    /// When somebody should look at the job, by [`crate::store::Store::now_ms`]: the hint that goes before the claim.
+    pub hint_ms: u64,
     /// Who calls: a label.
     pub gateway: &'a str,
     /// What the claim already does.
@@ -138,6 +140,8 @@ pub struct BeginAttempt<'a> {
     pub holder: Option<AttemptToken>,
     /// How long the attempt is the caller's.
     pub lease_ms: u64,
+    /// When somebody should look at the job, by [`crate::store::Store::now_ms`]: the hint that goes before the beginning.
+    pub hint_ms: u64,
     /// Who calls: a label.
     pub gateway: &'a str,
     /// Slot only, or with the write-ahead. Never [`Begin::Pending`].

@@ -67,6 +67,7 @@ impl Fixture {
             input,
             token,
             lease_ms: LEASE_MS,
+            hint_ms: self.store.now_ms() + LEASE_MS,
             gateway: "gateway-1",
             begin,
         };

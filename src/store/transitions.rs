@@ -99,7 +99,7 @@ impl Store {
             sent.certificate,
         ];
         let identity = submit.id.identity();
-        let around = Around { before: vec![self.hint_due(identity, self.now_ms() + submit.lease_ms)], after: vec![] };
+        let around = Around { before: vec![self.hint_due(identity, submit.hint_ms)], after: vec![] };
         let call = self.call(Script::SubmitJob, identity, arguments, submit.token.argument());
         let mut reply = self.run(&call, &around).await?;
         match reply.status() {
@@ -140,7 +140,7 @@ impl Store {
             sent.certificate,
         ];
         let identity = begin.job.identity();
-        let around = Around { before: vec![self.hint_due(identity, self.now_ms() + begin.lease_ms)], after: vec![] };
+        let around = Around { before: vec![self.hint_due(identity, begin.hint_ms)], after: vec![] };
         let call = self.call(Script::BeginAttempt, identity, arguments, begin.token.argument());
         let mut reply = self.run(&call, &around).await?;
         match reply.status() {

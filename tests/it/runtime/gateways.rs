@@ -6,7 +6,7 @@ use std::time::Duration;
 use onejob::attempt::AttemptState::{Aborted, Succeeded, Unknown};
 use onejob::attempt::AttemptToken;
 use onejob::fingerprint::{Fingerprinted, digest, fingerprint};
-use onejob::job::{Body, Class, Identity, JobId, JobState, Owner, Payload, Rules};
+use onejob::job::{Body, Class, Identity, JobId, JobState, Key, Owner, Payload, Rules};
 use onejob::runtime::{Drained, Replayed, SubmitError, WaitFor};
 use onejob::store::{Begin, Store, SubmitJob, Submitted, WriteAhead};
 
@@ -40,6 +40,7 @@ async fn claimed_by_a_dead_gateway(store: &Store, key: &str, begin: Begin<'_>, l
         input: &Payload { head: format!(" \ncontent-type: {content_type}"), body: Body::Inline(Arc::from(&body[..])) },
         token: AttemptToken::random(),
         lease_ms: u64::try_from(lease.as_millis()).unwrap(),
+        hint_ms: store.now_ms() + u64::try_from(lease.as_millis()).unwrap(),
         gateway: "dead",
         begin,
     };
@@ -131,6 +132,20 @@ async fn the_client_that_goes_away_stops_nothing() {
     let gone = tokio::time::timeout(Duration::from_millis(20), runtime.wait(id, WaitFor::Ended, PATIENCE)).await;
     assert!(gone.is_err());
     assert_eq!(ended(&runtime, id).await.state, JobState::Succeeded);
+}
+
+/// Case 51: not even the claim depends on the client.
+#[tokio::test]
+async fn a_client_that_goes_away_during_its_submit_has_a_job_all_the_same() {
+    let shop = Shop::open().await;
+    let runtime = shop.gateway().await;
+    let left = tokio::time::timeout(Duration::ZERO, runtime.submit(submission("order-1", "{}"))).await;
+    assert!(left.is_err(), "gone before the claim was made");
+    let (owner, key) = (Owner::new("shop").unwrap(), Key::new("order-1").unwrap());
+    until("the job is there", async || runtime.find(&owner, &key).await.is_ok()).await;
+    let job = ended(&runtime, runtime.find(&owner, &key).await.unwrap().id).await;
+    assert_eq!((job.state, states(&job)), (JobState::Succeeded, vec![Succeeded]));
+    assert_eq!(shop.executions(job.id), 1);
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! `reopen_job`: the state before, one call, the reply and the record after.
 
+use onejob::error::StoreError;
 use onejob::job::{JobState, Payload};
 use onejob::store::{Begun, Reopened};
 

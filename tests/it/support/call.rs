@@ -115,6 +115,7 @@ impl Submission {
             input: &payload(&self.request),
             token: self.token,
             lease_ms: self.lease_ms,
+            hint_ms: store.now_ms() + self.lease_ms,
             gateway: "gateway-1",
             begin: self.first.begin(),
         };
@@ -159,7 +160,9 @@ impl Call {
             Call::Submit(submission) => Answer::Submitted(submission.send(store).await?),
             Call::Begin { job, token, holder, first } => {
                 let (job, token, holder) = (*job, *token, *holder);
-                let begin = BeginAttempt { job, token, holder, lease_ms: LEASE_MS, gateway: "gateway-1", begin: first.begin() };
+                let hint_ms = store.now_ms() + LEASE_MS;
+                let begin =
+                    BeginAttempt { job, token, holder, lease_ms: LEASE_MS, hint_ms, gateway: "gateway-1", begin: first.begin() };
                 Answer::Begun(store.begin_attempt(&begin).await?)
             }
             Call::Mark { job, number, token } => Answer::Marked(store.mark_running(*job, *number, *token, sent()).await?),

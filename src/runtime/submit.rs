@@ -1,0 +1,298 @@
+//! From a submission to a claim, and from a claim to its first attempt.
+//!
+//! The claim is the first attempt's write-ahead, so the request is rendered and room is taken before it; where the key stands for a
+//! job already, both are given back.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::attempt::{Attempt, AttemptState, AttemptToken};
+use crate::error::{Refusal, StoreError};
+use crate::fingerprint::{Fingerprinted, Sha256Bytes, fingerprint};
+use crate::job::{Job, JobId, JobState, Payload, locate};
+use crate::metrics;
+use crate::provider::{Call, Fence, Outcome, Rendered, Request, boottime_ms};
+use crate::runtime::attempts::{self, Pending, Running, Work};
+use crate::runtime::{Inner, Lane, ReadError, Receipt, Replayed, Route, Runtime, Submission, SubmitError, millis};
+use crate::store::{Begin, Hint, Read, SubmitJob, Submitted, WriteAhead};
+
+impl Runtime {
+    /// Submits an intent: the same owner, key and request lead to the same job, however often and wherever they are submitted.
+    ///
+    /// A new job is claimed and, if there is room, its first attempt begun in one round trip; the call then returns while the
+    /// provider works. Nothing is sent to a provider before the claim is in Redis.
+    ///
+    /// # Errors
+    /// See [`SubmitError`]. After [`SubmitError::Store`] the job may exist: submit again with the same key.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops nothing: the claim is made by a task of its own, and a job that was claimed runs.
+    pub async fn submit(&self, submission: Submission) -> Result<Receipt, SubmitError> {
+        let runtime = self.clone();
+        let submit = self.inner.work.spawn(async move { runtime.submit_uncounted(submission).await });
+        let outcome = match submit.await {
+            Ok(outcome) => outcome,
+            // A provider's `render` panicked, before anything was claimed.
+            Err(error) => Err(SubmitError::Unrenderable(format!("a provider's adapter panicked: {error}"))),
+        };
+        metrics::submit(match &outcome {
+            Ok(Receipt { replayed: Replayed::No, .. }) => "created",
+            Ok(Receipt { replayed: Replayed::Yes, .. }) => "existing",
+            Err(SubmitError::Conflict(_)) => "conflict",
+            Err(SubmitError::Gone(_)) => "gone",
+            Err(SubmitError::Collision) => "collision",
+            Err(SubmitError::UnknownRoute(_) | SubmitError::Unrenderable(_) | SubmitError::Stopping) => "refused",
+            Err(SubmitError::Store(_)) => "error",
+        });
+        outcome
+    }
+
+    async fn submit_uncounted(&self, submission: Submission) -> Result<Receipt, SubmitError> {
+        let began = Instant::now();
+        let inner = &self.inner;
+        if inner.stopping.is_cancelled() {
+            return Err(SubmitError::Stopping);
+        }
+        let Submission { owner, key, route, request, traceparent } = submission;
+        let route = Arc::clone(inner.routes.get(&route).ok_or(SubmitError::UnknownRoute(route))?);
+        let (digest, identity) = locate(&owner, &key);
+        let fingerprint = fingerprint(Fingerprinted {
+            route: &route.name,
+            method: &request.method,
+            target: &request.target,
+            content_type: &request.content_type,
+            body: &request.body,
+            ignore: &route.fingerprint_ignore,
+        });
+        let first = inner.first_call(&route, &request)?;
+        let body = inner.store.put_body(identity, Arc::clone(&request.body)).await?;
+        let input = Payload { head: request.head(), body };
+        let token = AttemptToken::random();
+        let room = first.as_ref().and_then(|first| inner.try_room(&first.lane));
+        let waits = if room.is_none() && first.is_some() { Pending::try_count(inner) } else { None };
+        let begin = match (&first, &room) {
+            (Some(first), Some(_)) => Begin::Running { provider: &first.lane.slot.name, sent: first.write_ahead() },
+            _ => Begin::Pending,
+        };
+        // Without room nobody here holds the job: whoever has some may begin, or somebody outside.
+        let lease_ms = if room.is_some() || waits.is_some() { inner.lease_ms() } else { 0 };
+        let hint_ms = inner.store.now_ms() + lease_ms;
+        let submit = SubmitJob {
+            id: JobId::new(inner.store.now_ms(), identity),
+            digest,
+            fingerprint,
+            owner: &owner,
+            route: &route.name,
+            class: route.class,
+            deadline_ms: route.deadline.map_or(0, millis),
+            rules: route.rules,
+            input: &input,
+            token,
+            lease_ms,
+            hint_ms,
+            gateway: &inner.gateway,
+            begin,
+        };
+        // The lease clock starts before the first send of the call that grants it.
+        let lease_from_ms = boottime_ms();
+        let (id, created_ms, first_state) = match self.claim(&submit).await? {
+            Claimed::Created { id, created_ms, first } => (id, created_ms, first),
+            Claimed::There(receipt) => {
+                inner.forget_hint(&receipt.job, hint_ms);
+                return Ok(receipt);
+            }
+        };
+        let begins = matches!(submit.begin, Begin::Running { .. });
+        if begins && first_state != Some(AttemptState::Running) {
+            // Our own claim, answered again after somebody has judged its attempt: nothing may be sent for it any more.
+            let job = self.read(id).await.map_err(|error| SubmitError::from_read(error, id))?;
+            return Ok(Receipt { job, replayed: Replayed::No });
+        }
+        if let Err(error) = inner.store.keep_blobs(identity, &[&input.body], crate::store::Keep::Open).await {
+            tracing::debug!(job = %id, %error, "the input's blob is left to the sweeper");
+        }
+        let job = Arc::new(fresh(&submit, id, created_ms));
+        if let Some(FirstCall { lane, rendered, .. }) = first {
+            let deadline = route.deadline.map(|deadline| began + deadline);
+            let work = Work { job: id, route, request: Arc::new(request), traceparent, tries: Vec::new(), deadline };
+            let runtime = Arc::clone(inner);
+            match (room, waits) {
+                (Some(room), _) => {
+                    let attempt = Running::new(inner, &work, lane, 1, token, lease_from_ms, Some(hint_ms));
+                    inner.work.spawn(attempts::drive(runtime, work, attempt, rendered, room, began));
+                }
+                (None, Some(waits)) => {
+                    inner.work.spawn(attempts::drive_pending(runtime, work, token, lease_from_ms, waits));
+                }
+                (None, None) => {}
+            }
+        }
+        Ok(Receipt { job, replayed: Replayed::No })
+    }
+
+    /// Claims a key, and sorts what may come back instead.
+    async fn claim(&self, submit: &SubmitJob<'_>) -> Result<Claimed, SubmitError> {
+        let there = |job: Box<Job>| Ok(Claimed::There(Receipt { job: Arc::new(*job), replayed: Replayed::Yes }));
+        match self.inner.store.submit_job(submit).await {
+            Ok(Submitted::Created { id, created_ms, attempt }) => Ok(Claimed::Created { id, created_ms, first: attempt }),
+            Ok(Submitted::Existing(job)) => there(job),
+            Ok(Submitted::Conflict { id }) => Err(SubmitError::Conflict(id)),
+            Ok(Submitted::Gone(gone)) => Err(SubmitError::Gone(gone)),
+            Ok(Submitted::Collision) => Err(SubmitError::Collision),
+            Err(error @ StoreError::Ambiguous { .. }) => {
+                self.inner.settle_claim(submit);
+                Err(error.into())
+            }
+            Err(error @ StoreError::NotExecuted { code: Refusal::Connect, .. }) => Err(error.into()),
+            // Out of memory or of replicas: a duplicate still gets its answer, only a new job is refused.
+            Err(error @ StoreError::NotExecuted { .. }) => match self.inner.store.read_job(submit.id.identity()).await {
+                Ok(Read::Found(job)) if job.digest != submit.digest => Err(SubmitError::Collision),
+                Ok(Read::Found(job)) if job.fingerprint != submit.fingerprint => Err(SubmitError::Conflict(job.id)),
+                Ok(Read::Found(job)) => there(job),
+                Ok(Read::Gone(gone)) => Err(SubmitError::Gone(gone)),
+                Ok(Read::NotFound) | Err(_) => Err(error.into()),
+            },
+            Err(error @ StoreError::Fatal { .. }) => Err(error.into()),
+        }
+    }
+
+    /// Sends a safe request (`GET`, `HEAD`) to a route's first provider, without a job: it may be repeated by anybody.
+    ///
+    /// # Errors
+    /// `UnknownRoute`, `Unrenderable`, `Stopping`; everything that happens at the provider is an [`Outcome`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe: dropping the future drops the call.
+    pub async fn pass_through(&self, route: &str, request: &Request) -> Result<Outcome, SubmitError> {
+        let inner = &self.inner;
+        if inner.stopping.is_cancelled() {
+            return Err(SubmitError::Stopping);
+        }
+        let route = inner.routes.get(route).ok_or_else(|| SubmitError::UnknownRoute(route.to_owned()))?;
+        let Some(FirstCall { lane, rendered, .. }) = inner.first_call(route, request)? else {
+            return Err(SubmitError::Unrenderable("the route has no provider".to_owned()));
+        };
+        let Ok(_permit) = lane.permits.try_acquire() else {
+            let reason = format!("the provider has {} calls in flight, its limit", lane.slot.in_flight_max);
+            return Ok(Outcome::NotSent { reason });
+        };
+        let call = Call {
+            rendered,
+            job_id: None,
+            attempt: 0,
+            idempotency_key: String::new(),
+            traceparent: None,
+            fence: Fence::until(u64::MAX),
+            deadline: Instant::now() + lane.slot.total,
+        };
+        Ok(lane.slot.provider.submit(call).await)
+    }
+}
+
+impl Inner {
+    /// Renders a request for the route's first provider; `None` where attempts come from outside.
+    fn first_call(&self, route: &Route, request: &Request) -> Result<Option<FirstCall>, SubmitError> {
+        let Some(name) = route.providers.first() else { return Ok(None) };
+        let lane = Arc::clone(&self.providers[name]);
+        let rendered = lane.slot.provider.render(request).map_err(|error| SubmitError::Unrenderable(error.to_string()))?;
+        let hash = rendered.hash();
+        Ok(Some(FirstCall { lane, rendered, hash }))
+    }
+
+    /// A duplicate of an ended job has left a hint that nobody needs; the sweeper would take it, but many of them would crowd it.
+    fn forget_hint(self: &Arc<Self>, job: &Job, at_ms: u64) {
+        if job.is_ended() {
+            let (runtime, hint) = (Arc::clone(self), Hint { identity: job.id.identity(), at_ms });
+            self.work.spawn(async move {
+                let _ = runtime.store.move_due(hint, 0).await;
+            });
+        }
+    }
+}
+
+impl SubmitError {
+    fn from_read(error: ReadError, id: JobId) -> Self {
+        match error {
+            ReadError::Store(error) => SubmitError::Store(error),
+            ReadError::Gone(gone) => SubmitError::Gone(gone),
+            ReadError::NotFound | ReadError::TooManyWaiters { .. } => {
+                SubmitError::Store(StoreError::fatal("BADRECORD", format!("job {id} was claimed and is not there")))
+            }
+        }
+    }
+}
+
+/// What a claim led to.
+enum Claimed {
+    Created { id: JobId, created_ms: u64, first: Option<AttemptState> },
+    There(Receipt),
+}
+
+/// The first attempt's call, ready before the claim so that the claim is its write-ahead.
+struct FirstCall {
+    lane: Arc<Lane>,
+    rendered: Rendered,
+    hash: Sha256Bytes,
+}
+
+impl FirstCall {
+    fn write_ahead(&self) -> WriteAhead<'_> {
+        WriteAhead { url: &self.rendered.url, request_hash: &self.hash, certificate: "" }
+    }
+}
+
+/// A job as its claim made it: nobody else has touched it when this is composed.
+fn fresh(submit: &SubmitJob<'_>, id: JobId, created_ms: u64) -> Job {
+    let attempts = match submit.begin {
+        Begin::Pending => Vec::new(),
+        Begin::Starting { provider } => vec![first_attempt(submit, provider, AttemptState::Starting, created_ms)],
+        Begin::Running { provider, .. } => vec![first_attempt(submit, provider, AttemptState::Running, created_ms)],
+    };
+    Job {
+        id,
+        digest: submit.digest,
+        fingerprint: submit.fingerprint,
+        owner: submit.owner.as_str().to_owned(),
+        route: submit.route.to_owned(),
+        class: submit.class,
+        state: if attempts.is_empty() { JobState::Pending } else { JobState::Running },
+        version: 0,
+        revision: 1,
+        created_ms,
+        updated_ms: created_ms,
+        ended_ms: 0,
+        deadline_ms: if submit.deadline_ms == 0 { 0 } else { created_ms + submit.deadline_ms },
+        next_at_ms: 0,
+        holder_lease_ms: if attempts.is_empty() { created_ms + submit.lease_ms } else { 0 },
+        completed_by: 0,
+        retain_until_ms: 0,
+        canceled_by: String::new(),
+        reason: String::new(),
+        rules: submit.rules,
+        attempts,
+        events: Vec::new(),
+        input: submit.input.clone(),
+        result: Payload::default(),
+    }
+}
+
+fn first_attempt(submit: &SubmitJob<'_>, provider: &str, state: AttemptState, now_ms: u64) -> Attempt {
+    Attempt {
+        number: 1,
+        state,
+        token: submit.token,
+        provider: provider.to_owned(),
+        gateway: submit.gateway.to_owned(),
+        version: 0,
+        started_ms: now_ms,
+        lease_ms: now_ms + submit.lease_ms,
+        sequence: 0,
+        ended_ms: 0,
+        reason: String::new(),
+        url: String::new(),
+        request_hash: Vec::new(),
+        certificate: String::new(),
+        remote_id: String::new(),
+        model: String::new(),
+    }
+}

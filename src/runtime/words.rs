@@ -1,0 +1,236 @@
+//! What the runtime is given and what it answers: options, routes, submissions, receipts, decisions.
+//!
+//! Plain types; nothing here does anything.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::attempt::{FinishOutcome, ResolveOutcome};
+use crate::error::StoreError;
+use crate::job::{Class, Job, JobId, JobState, Key, Owner, Rules};
+use crate::policy::Plan;
+use crate::provider::{Provider, Request, Response};
+use crate::store::{Gone, Word};
+
+/// How the runtime keeps its promises.
+#[derive(Clone, Debug)]
+pub struct RuntimeOptions {
+    /// This gateway's name: a label; a boot nonce is added to it.
+    pub gateway: String,
+    /// How long an attempt belongs to its gateway without a heartbeat. Renewed at a third.
+    pub lease: Duration,
+    /// How long before the lease's end nothing is sent any more.
+    pub lease_margin: Duration,
+    /// How often the hints are looked through.
+    pub sweep: Duration,
+    /// Most jobs that this gateway works on at once; more are left pending for whoever has room.
+    pub jobs_max: usize,
+    /// Most requests that wait for a job at once.
+    pub waiters_max: usize,
+}
+
+impl Default for RuntimeOptions {
+    fn default() -> Self {
+        RuntimeOptions {
+            gateway: "gateway".to_owned(),
+            lease: Duration::from_secs(15),
+            lease_margin: Duration::from_secs(3),
+            sweep: Duration::from_secs(1),
+            jobs_max: 10_000,
+            waiters_max: 10_000,
+        }
+    }
+}
+
+/// A route: what kind of job, by which providers, under which rules.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// Its name.
+    pub name: String,
+    /// How many attempts may be open at once.
+    pub class: Class,
+    /// The providers' names, in order of preference. Empty: attempts are driven from outside.
+    pub providers: Vec<String>,
+    /// How long a job has, all attempts together; `None` for no deadline.
+    pub deadline: Option<Duration>,
+    /// The rules that each of its jobs carries.
+    pub rules: Rules,
+    /// What may come next.
+    pub plan: Plan,
+    /// JSON pointers that do not count in the fingerprint.
+    pub fingerprint_ignore: Vec<String>,
+}
+
+/// A provider as the runtime uses it.
+#[derive(Clone)]
+pub struct ProviderSlot {
+    /// Its name: a metric label.
+    pub name: String,
+    /// The adapter.
+    pub provider: Arc<dyn Provider>,
+    /// How long one call may take.
+    pub total: Duration,
+    /// Most calls at once from this gateway.
+    pub in_flight_max: usize,
+}
+
+impl fmt::Debug for ProviderSlot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProviderSlot").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// One intent.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    /// On whose behalf.
+    pub owner: Owner,
+    /// The caller's name for the intent.
+    pub key: Key,
+    /// By which route.
+    pub route: String,
+    /// What is asked for.
+    pub request: Request,
+    /// W3C trace context, passed on to the first attempt.
+    pub traceparent: Option<String>,
+}
+
+/// What a submit led to.
+#[derive(Clone, Debug)]
+pub struct Receipt {
+    /// The job, as it was at that moment.
+    pub job: Arc<Job>,
+    /// Whether the job was there before.
+    pub replayed: Replayed,
+}
+
+/// Whether a submit met a job that was there before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replayed {
+    /// It did: attached, or answered again.
+    Yes,
+    /// It created the job.
+    No,
+}
+
+/// Why a submit has no job to show.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum SubmitError {
+    /// No such route.
+    #[error("there is no route {0:?}")]
+    UnknownRoute(String),
+    /// The route's first provider cannot be asked this.
+    #[error("the request cannot be sent to a provider of the route: {0}")]
+    Unrenderable(String),
+    /// Another request came first under this key.
+    #[error("job {0} has this key for another request")]
+    Conflict(JobId),
+    /// The job ended so long ago that its result is no longer kept. It does not run again.
+    #[error("job {} ended as {} and is no longer kept", .0.id, .0.state)]
+    Gone(Gone),
+    /// Another owner and key have the same identity. Nothing can be done but use another key.
+    #[error("another owner and key have the same identity; use another key")]
+    Collision,
+    /// This gateway is stopping.
+    #[error("this gateway is stopping")]
+    Stopping,
+    /// The store. The job may exist: the same key again.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// For what to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitFor {
+    /// Until the job has ended.
+    Ended,
+    /// Until it has ended, or is unknown.
+    Settled,
+}
+
+impl WaitFor {
+    pub(super) fn is_met_by(self, job: &Job) -> bool {
+        job.is_ended() || (self == WaitFor::Settled && job.state == JobState::Unknown)
+    }
+}
+
+/// Why a wait has nothing to show.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ReadError {
+    /// No such job.
+    #[error("there is no such job")]
+    NotFound,
+    /// It ended so long ago that it is no longer kept.
+    #[error("job {} ended as {} and is no longer kept", .0.id, .0.state)]
+    Gone(Gone),
+    /// Too many requests wait already.
+    #[error("{limit} requests wait already, the limit of this gateway")]
+    TooManyWaiters {
+        /// The limit.
+        limit: usize,
+    },
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A decision about an unknown attempt, from outside.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// The attempt's number.
+    pub number: u32,
+    /// New for each decision.
+    pub request_id: String,
+    /// What is decided.
+    pub outcome: ResolveOutcome,
+    /// Who decides.
+    pub actor: String,
+    /// Why.
+    pub reason: String,
+    /// Whose word it is.
+    pub word: Word,
+    /// The result of a success: head and bytes.
+    pub result: Option<Response>,
+    /// Whether another attempt may begin.
+    pub then: Then,
+}
+
+/// What follows a decision, or a reported failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    /// The job ends with it.
+    End,
+    /// Another attempt may begin.
+    Retry,
+}
+
+/// An external executor's report.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// How the attempt ended.
+    pub outcome: FinishOutcome,
+    /// The result of a success, or the refusal of a failure.
+    pub result: Option<Response>,
+    /// Why it did not succeed.
+    pub reason: String,
+    /// Whether another attempt may begin after a failure.
+    pub then: Then,
+}
+
+/// Which jobs to list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListState {
+    /// Those with an unknown attempt, the longest unknown first.
+    Unknown,
+    /// Those that have not ended, the one due first first.
+    Open,
+}
+
+/// Why a runtime cannot be started: a route without rules that hold.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("route {route:?}: {problem}")]
+pub struct StartError {
+    pub(super) route: String,
+    pub(super) problem: String,
+}
