@@ -337,6 +337,36 @@ async fn a_result_whose_bytes_have_vanished_is_an_error_by_name() {
     assert_eq!(site.provider.ledger().received, 1);
 }
 
+/// What nobody may interpret is told by name, is no absent job, and starts no new run.
+#[tokio::test]
+async fn a_record_that_cannot_be_used_is_an_error_by_name() {
+    let site = Site::start().await;
+    let alice = site.alice();
+    let id = alice.submit("print", "order-1", "{}").await.job_id();
+    alice.ended(&id).await;
+    let (record, (bytes, _)) = site.redis.dump().await.pop_first().unwrap();
+    let mut connection = site.redis.connection().await;
+    let path = format!("/v1/jobs/{id}");
+
+    // Another owner and key, cut to the same identity.
+    let digest = onejob::fingerprint::digest("alice", "order-1");
+    let place = bytes.windows(32).position(|window| window == digest).unwrap();
+    let mut other = bytes.clone();
+    other[place + 31] ^= 1;
+    let _: () = redis::cmd("SET").arg(&record).arg(&other).query_async(&mut connection).await.unwrap();
+    alice.submit("print", "order-1", "{}").await.problem(409, "key-collision");
+
+    let _: () = redis::cmd("SET").arg(&record).arg("not a record").query_async(&mut connection).await.unwrap();
+    alice.get(&path).await.problem(500, "store-corrupt");
+    alice.submit("print", "order-1", "{}").await.problem(500, "store-corrupt");
+
+    let _: () = redis::cmd("DEL").arg(&record).query_async(&mut connection).await.unwrap();
+    let _: () = redis::cmd("LPUSH").arg(&record).arg("1").query_async(&mut connection).await.unwrap();
+    alice.get(&path).await.problem(500, "store-refused");
+    alice.submit("print", "order-1", "{}").await.problem(500, "store-refused");
+    assert_eq!(site.provider.ledger().received, 1);
+}
+
 /// Case 12.
 #[tokio::test]
 async fn a_job_that_is_no_longer_kept_is_410_and_does_not_run_again() {

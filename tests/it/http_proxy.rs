@@ -88,6 +88,7 @@ async fn safe_requests_pass_through_without_a_job() {
     assert!(site.redis.dump().await.is_empty());
     alice.get("/proxy/nowhere/v1/models").await.problem(404, "route-unknown");
     alice.get("/proxy/outside/v1/models").await.problem(422, "request-unrenderable");
+    alice.get("/proxy/silent/v1/models").await.problem(504, "provider-timeout");
     site.provider.set_behaviour("refuse").unwrap();
     until("the provider refuses connections", async || tokio::net::TcpStream::connect(site.provider.addr()).await.is_err()).await;
     alice.get("/proxy/chat/v1/models").await.problem(502, "provider-unreachable");

@@ -186,7 +186,11 @@ pub async fn serve(redis: &Redis, provider: &Simulated, change: impl FnOnce(&mut
     store.response_timeout = Duration::from_secs(2);
     let (store, _) = Store::connect(store).await.unwrap();
     let runtime_options = RuntimeOptions { sweep: Duration::from_millis(100), waiters_max: 200, ..RuntimeOptions::default() };
-    let providers = vec![slot("patient", provider, Duration::from_secs(30)), slot("hasty", provider, Duration::from_millis(300))];
+    let providers = vec![
+        slot("patient", &provider.base_url(), Duration::from_secs(30)),
+        slot("hasty", &provider.base_url(), Duration::from_millis(300)),
+        silent().await,
+    ];
     let routes = vec![
         route("print", Class::Exclusive, &["patient"]),
         route("chat", Class::Exclusive, &["patient"]),
@@ -194,7 +198,8 @@ pub async fn serve(redis: &Redis, provider: &Simulated, change: impl FnOnce(&mut
         route("outside", Class::Exclusive, &[]),
         route("race", Class::Race, &[]),
         Route { rules: Rules { attempts_max: 1, ..rules(Class::Exclusive) }, ..route("once", Class::Exclusive, &[]) },
-        Route { deadline: Some(Duration::from_millis(1)), ..route("brief", Class::Exclusive, &[]) },
+        Route { deadline: Some(Duration::from_millis(1500)), ..route("brief", Class::Race, &[]) },
+        route("silent", Class::Exclusive, &["silent"]),
         Route {
             rules: Rules { retention_ms: 1, ..rules(Class::Exclusive) },
             ..route("forgetful", Class::Exclusive, &["patient"])
@@ -210,8 +215,20 @@ pub async fn serve(redis: &Redis, provider: &Simulated, change: impl FnOnce(&mut
     Served { addr, runtime, stop, task, client: Client::new(addr) }
 }
 
-fn slot(name: &str, provider: &Simulated, first_byte: Duration) -> ProviderSlot {
-    let mut entry = ProviderEntry { base_url: provider.base_url(), path: "/work".to_owned(), ..ProviderEntry::default() };
+/// A provider that hangs up on whatever it is asked.
+async fn silent() -> ProviderSlot {
+    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let base_url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = stream.read(&mut [0; 1024]).await;
+        }
+    });
+    slot("silent", &base_url, Duration::from_secs(30))
+}
+
+fn slot(name: &str, base_url: &str, first_byte: Duration) -> ProviderSlot {
+    let mut entry = ProviderEntry { base_url: base_url.to_owned(), path: "/work".to_owned(), ..ProviderEntry::default() };
     entry.timeouts.first_byte = first_byte;
     let options = HttpOptions::from_entry(&entry, Some(PROVIDER_TOKEN.to_owned()), 16 << 20);
     let provider = Arc::new(HttpProvider::new(name, options).unwrap());
