@@ -200,8 +200,13 @@ fn every_status_of_a_reply_is_documented_and_given() {
         if documented.is_empty() || documented != given {
             problems.push(format!("lua/{}.lua: REPLY documents {documented:?}, the code gives {given:?}", script.name));
         }
-        if script.body.matches("reply(").count() != script.body.matches("return reply('").count() {
-            problems.push(format!("lua/{}.lua: a reply is not returned at once, or its status is not a plain text", script.name));
+        if script.body.matches("reply(").count()
+            != ["return reply('", "local out = reply('"].map(|plain| script.body.matches(plain).count()).iter().sum()
+        {
+            problems.push(format!(
+                "lua/{}.lua: a reply is neither returned at once nor filled and returned, or its status is not a plain text",
+                script.name
+            ));
         }
         if !script.body.contains("\nECHO = ") && !script.body.starts_with("ECHO = ") {
             problems.push(format!("lua/{}.lua: sets no ECHO, so its caller cannot recognize the reply", script.name));
