@@ -1,20 +1,46 @@
 //! One schema for everything that can be set, checked once.
 //!
 //! The only reader of the environment. Sources, later ones win: defaults, the TOML file, `ONEJOB_…` variables, flags. Unknown keys are
-//! refused; what is refused names the key, the value and the limit. The whole is documented in `docs/OPERATIONS.md`.
+//! refused; what is refused names the key, the value and the limit, and everything that is wrong is told at once.
+//!
+//! Deliberately not here: nothing is opened, connected or started; files that hold credentials and authorities are only looked at.
+//! There is no reloading: a [`Config`] is what a process has from its start to its end. `docs/OPERATIONS.md` documents every key.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::job::Class;
+use crate::fingerprint::sha256;
+use crate::job::{Class, Rules};
 
-/// The whole configuration.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
+mod check;
+mod describe;
+mod failover;
+mod secret;
+mod sources;
+
+pub use failover::{FailoverOn, InvalidFailover};
+pub use secret::{RedisUrl, Secret};
+pub use sources::{Environment, Sources};
+
+/// Most attempts of a route: what one job may cost stays a number that a person takes in at a glance.
+pub const ATTEMPTS_MAX: u32 = 32;
+/// Most routes: each is a label of metrics.
+pub const ROUTES_MAX: usize = 256;
+/// Most providers: each is a label of metrics.
+pub const PROVIDERS_MAX: usize = 256;
+/// Longest name of a route or a provider in bytes: it is a label of metrics and a part of URLs.
+pub const NAME_BYTES_MAX: usize = 32;
+/// How long sent bytes may stay unacknowledged before the kernel gives the connection up: bytes that were handed to the kernel before
+/// a pause can arrive so much later. Set on every connection to a provider, and a term of the quarantine.
+pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The whole configuration, checked: [`Config::load`] is the one way to get it.
+#[derive(Clone, Debug, Serialize)]
 pub struct Config {
     /// Where and how the gateway listens.
     pub server: Server,
@@ -28,6 +54,167 @@ pub struct Config {
     pub provider: BTreeMap<String, ProviderEntry>,
     /// The routes by name.
     pub route: BTreeMap<String, Route>,
+    /// The credentials that `auth` names, by provider.
+    #[serde(skip)]
+    bearers: BTreeMap<String, Secret>,
+    /// Where each value that is not a default comes from, by key.
+    #[serde(skip)]
+    origins: BTreeMap<String, String>,
+}
+
+/// The configuration as it is written, unchecked.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+struct Document {
+    server: Server,
+    redis: Redis,
+    runtime: Runtime,
+    owner: BTreeMap<String, OwnerEntry>,
+    provider: BTreeMap<String, ProviderEntry>,
+    route: BTreeMap<String, Route>,
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {}: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not TOML.
+    #[error("the configuration {} is not TOML: line {line}: {message}", path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Where, from 1.
+        line: usize,
+        /// What the parser says, without the text of the line.
+        message: String,
+    },
+    /// Something in it is refused: all of it, each on its line.
+    #[error("the configuration is refused, {} to correct:{}", count(problems), lines(problems))]
+    Refused {
+        /// Everything that was found.
+        problems: Vec<Problem>,
+    },
+}
+
+fn count(problems: &[Problem]) -> String {
+    if problems.len() == 1 { "1 problem".to_owned() } else { format!("{} problems", problems.len()) }
+}
+
+fn lines(problems: &[Problem]) -> String {
+    problems.iter().map(|problem| format!("\n  {problem}")).collect()
+}
+
+/// One thing in the configuration that is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The key, with dots.
+    pub key: String,
+    /// The value, unless it may be a secret.
+    pub value: Option<String>,
+    /// The file, variable or flag that it comes from; none for a default and for what is missing.
+    pub origin: Option<String>,
+    /// What is wrong with it, with the limit.
+    pub what: String,
+    /// What to do.
+    pub hint: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.key)?;
+        if let Some(value) = &self.value {
+            write!(f, " = {value}")?;
+        }
+        if let Some(origin) = &self.origin {
+            write!(f, " ({origin})")?;
+        }
+        write!(f, ": {}; {}", self.what, self.hint)
+    }
+}
+
+impl Config {
+    /// Reads all sources, checks them together and resolves the credentials that they name.
+    ///
+    /// # Errors
+    /// The file cannot be read or parsed, or something is refused: then every problem that was found, for a person to correct.
+    pub fn load(sources: Sources) -> Result<Self, ConfigError> {
+        let mut read = sources::read(&sources)?;
+        let bearers = check::check(&mut read, &sources.environment);
+        if !read.problems.is_empty() {
+            return Err(ConfigError::Refused { problems: read.problems });
+        }
+        let Document { server, redis, runtime, owner, provider, route } = read.document;
+        Ok(Config { server, redis, runtime, owner, provider, route, bearers, origins: read.origins })
+    }
+
+    /// Returns the text of a commented example that loads as it is.
+    pub fn example() -> &'static str {
+        include_str!("../deploy/onejob.example.toml")
+    }
+
+    /// Returns the bearer token of a provider, if its entry names one.
+    pub fn bearer(&self, provider: &str) -> Option<&Secret> {
+        self.bearers.get(provider)
+    }
+
+    /// Returns how long after becoming unknown "it never happened" is not believed: what the route says, or else the shortest safe time.
+    ///
+    /// See `docs/PROTOCOL.md`, "A paused gateway".
+    pub fn quarantine(&self, route: &Route) -> Duration {
+        route.quarantine.unwrap_or_else(|| quarantine_min(&self.runtime, &self.provider, route))
+    }
+
+    /// Returns the most calls of providers that one job of the route can cause. Nothing below an attempt calls again.
+    pub fn provider_calls_max(&self, route: &Route) -> u32 {
+        route.attempts
+    }
+
+    /// Returns the rules that a job of the route carries with it.
+    pub fn rules(&self, route: &Route) -> Rules {
+        Rules {
+            attempts_max: route.attempts,
+            race_max: route.race.map_or(1, |race| race.max),
+            race_after_ms: route.race.map_or(0, |race| whole_ms(race.after)),
+            key_life_ms: whole_ms(route.key_life()),
+            retention_ms: whole_ms(route.retention),
+            releases_on_failure: route.on_failure == OnFailure::Release,
+            quarantine_ms: whole_ms(self.quarantine(route)),
+        }
+    }
+}
+
+impl Route {
+    /// Returns how long the key stands for the job from its end.
+    pub fn key_life(&self) -> Duration {
+        self.key_life.unwrap_or(self.retention)
+    }
+}
+
+/// Computes the name that a bearer token has in the configuration: SHA-256 in hexadecimal.
+pub fn token_sha256(token: &str) -> String {
+    sha256(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The shortest safe quarantine of a route: a gateway may pause after its last check, then hand its request to the kernel, which may
+/// deliver it late, to a provider that may work on it for its whole timeout, while the clock that we measure by is set.
+fn quarantine_min(runtime: &Runtime, providers: &BTreeMap<String, ProviderEntry>, route: &Route) -> Duration {
+    let totals = route.providers.iter().filter_map(|name| providers.get(name)).map(|provider| provider.timeouts.total);
+    let total = totals.max().unwrap_or_default();
+    [runtime.pause_max, TCP_USER_TIMEOUT, total, runtime.clock_step_max]
+        .into_iter()
+        .fold(Duration::ZERO, |sum, term| sum.saturating_add(term))
+}
+
+/// A checked duration in whole milliseconds, rounded up: a limit is never shortened.
+fn whole_ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).expect("durations are checked against DURATION_MAX")
 }
 
 /// Where and how the gateway listens, and what it accepts.
@@ -91,7 +278,9 @@ impl Default for Server {
 #[serde(deny_unknown_fields, default)]
 pub struct Redis {
     /// `redis://`, `rediss://` or `redis+unix://`. Absent: a private `redis-server` in `data_dir`.
-    pub url: Option<String>,
+    pub url: Option<RedisUrl>,
+    /// The program for a private Redis. Absent: `redis-server`, found in `PATH`.
+    pub server: Option<PathBuf>,
     /// Where a private Redis keeps its data, and the gateway its spool.
     pub data_dir: PathBuf,
     /// The prefix of every key.
@@ -114,6 +303,7 @@ impl Default for Redis {
     fn default() -> Self {
         Redis {
             url: None,
+            server: None,
             data_dir: PathBuf::from("onejob-data"),
             prefix: "oj".to_owned(),
             lanes: 2,
@@ -270,9 +460,9 @@ pub struct Auth {
     pub bearer_file: Option<PathBuf>,
 }
 
-/// How long each phase of a call may take.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
+/// How long each phase of a call may take. A phase that is not set is at most the total.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(from = "WrittenTimeouts")]
 pub struct Timeouts {
     /// DNS, TCP and TLS.
     #[serde(with = "humantime_serde")]
@@ -295,6 +485,32 @@ impl Default for Timeouts {
             first_byte: Duration::from_secs(30),
             idle: Duration::from_secs(20),
             total: Duration::from_secs(120),
+        }
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct WrittenTimeouts {
+    #[serde(with = "humantime_serde")]
+    connect: Option<Duration>,
+    #[serde(with = "humantime_serde")]
+    first_byte: Option<Duration>,
+    #[serde(with = "humantime_serde")]
+    idle: Option<Duration>,
+    #[serde(with = "humantime_serde")]
+    total: Option<Duration>,
+}
+
+impl From<WrittenTimeouts> for Timeouts {
+    fn from(written: WrittenTimeouts) -> Self {
+        let default = Timeouts::default();
+        let total = written.total.unwrap_or(default.total);
+        Timeouts {
+            connect: written.connect.unwrap_or(default.connect.min(total)),
+            first_byte: written.first_byte.unwrap_or(default.first_byte.min(total)),
+            idle: written.idle.unwrap_or(default.idle.min(total)),
+            total,
         }
     }
 }
@@ -384,7 +600,7 @@ pub struct Route {
     #[serde(with = "humantime_serde")]
     pub deadline: Duration,
     /// After which definite failures another attempt may begin: `not_sent`, `rejected:<status>`, `invalid_output`.
-    pub failover_on: Vec<String>,
+    pub failover_on: Vec<FailoverOn>,
     /// Whether failover needs a certificate.
     pub gate: Gate,
     /// For `class = "race"`.
@@ -395,6 +611,9 @@ pub struct Route {
     /// How long the key stands for the job from its end. Absent: as `retention`.
     #[serde(with = "humantime_serde")]
     pub key_life: Option<Duration>,
+    /// How long after becoming unknown "it never happened" is not believed. Absent: the shortest safe time; less is refused.
+    #[serde(with = "humantime_serde")]
+    pub quarantine: Option<Duration>,
     /// What a definite failure does to the key.
     pub on_failure: OnFailure,
     /// JSON pointers that do not count in the fingerprint.
@@ -414,11 +633,12 @@ impl Default for Route {
             providers: Vec::new(),
             attempts: 3,
             deadline: Duration::from_secs(300),
-            failover_on: vec!["not_sent".to_owned(), "rejected:429".to_owned()],
+            failover_on: vec![FailoverOn::NotSent, FailoverOn::Rejected { status: 429 }],
             gate: Gate::Enforce,
             race: None,
             retention: Duration::from_secs(24 * 3600),
             key_life: None,
+            quarantine: None,
             on_failure: OnFailure::Keep,
             fingerprint_ignore: Vec::new(),
             backoff: Duration::from_millis(200),

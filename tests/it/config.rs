@@ -1,0 +1,603 @@
+//! What can be set: which source wins, what is refused and how it is told.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use onejob::config::{Config, ConfigError, Environment, FailoverOn, Problem, Route, Sources, TCP_USER_TIMEOUT, token_sha256};
+use onejob::job::Class;
+
+/// A configuration that is accepted, to which a test adds what it is about.
+const BASE: &str = r#"
+[provider.laser]
+base_url = "https://laser.example/v1"
+
+[provider.inkjet]
+base_url = "https://inkjet.example"
+timeouts = { total = "60s" }
+
+[route.print]
+providers = ["laser", "inkjet"]
+"#;
+
+struct Given {
+    directory: tempfile::TempDir,
+    toml: String,
+    variables: BTreeMap<String, String>,
+    overrides: Vec<(String, String)>,
+}
+
+fn given(toml: &str) -> Given {
+    let directory = tempfile::tempdir().unwrap();
+    Given { directory, toml: toml.to_owned(), variables: BTreeMap::new(), overrides: Vec::new() }
+}
+
+impl Given {
+    fn variable(mut self, name: &str, value: &str) -> Self {
+        self.variables.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    fn flag(mut self, key: &str, value: &str) -> Self {
+        self.overrides.push((key.to_owned(), value.to_owned()));
+        self
+    }
+
+    fn file(&self) -> PathBuf {
+        self.directory.path().join("onejob.toml")
+    }
+
+    fn load(&self) -> Result<Config, ConfigError> {
+        std::fs::write(self.file(), &self.toml).unwrap();
+        Config::load(Sources {
+            file: Some(self.file()),
+            overrides: self.overrides.clone(),
+            environment: Environment::Given(self.variables.clone()),
+        })
+    }
+
+    fn problems(&self) -> Vec<Problem> {
+        match self.load() {
+            Err(ConfigError::Refused { problems }) => problems,
+            Err(other) => panic!("{other}"),
+            Ok(_) => panic!("accepted:\n{}", self.toml),
+        }
+    }
+
+    /// The one problem.
+    fn problem(&self) -> Problem {
+        let problems = self.problems();
+        assert_eq!(problems.len(), 1, "{problems:#?}");
+        problems.into_iter().next().unwrap()
+    }
+}
+
+fn with(addition: &str) -> Given {
+    given(&format!("{BASE}{addition}"))
+}
+
+/// The base with further keys of the route `print`.
+fn route(keys: &str) -> Given {
+    given(&format!("{BASE}{keys}"))
+}
+
+/// One provider with these keys.
+fn provider(keys: &str) -> Given {
+    given(&format!("[provider.laser]\n{keys}"))
+}
+
+fn print(config: &Config) -> &Route {
+    &config.route["print"]
+}
+
+#[test]
+fn nothing_at_all_is_a_configuration() {
+    let sources = Sources { file: None, overrides: Vec::new(), environment: Environment::Given(BTreeMap::new()) };
+    let config = Config::load(sources).unwrap();
+    assert_eq!(config.server.listen.to_string(), "127.0.0.1:7470");
+    assert!(config.redis.url.is_none() && config.route.is_empty());
+}
+
+#[test]
+fn the_example_loads_and_each_commented_key_is_known() {
+    given(Config::example()).load().unwrap();
+    // Every `# key = value` is a default or an example that would load too, if its file and variable were there.
+    let mut uncommented = String::new();
+    for line in Config::example().lines() {
+        let setting = line.strip_prefix("# ").filter(|rest| rest.split_once(" = ").is_some_and(|(key, _)| !key.contains(' ')));
+        let skipped =
+            setting.is_some_and(|setting| setting.starts_with("ca_file") || setting.starts_with("trusted_owner_header"));
+        uncommented.push_str(if skipped { "" } else { setting.unwrap_or(line) });
+        uncommented.push('\n');
+    }
+    let config = given(&uncommented).variable("INKJET_TOKEN", "hunter2").load().unwrap();
+    assert_eq!(config.server.cors_origins, ["https://shop.example"]);
+    assert_eq!(config.bearer("inkjet").unwrap().reveal(), "hunter2");
+}
+
+#[test]
+fn the_example_shows_the_defaults() {
+    let example = given(Config::example()).load().unwrap();
+    let default = given("").load().unwrap();
+    for section in ["server", "redis", "runtime"] {
+        assert_eq!(example.describe_json()["settings"][section], default.describe_json()["settings"][section]);
+    }
+}
+
+#[test]
+fn later_sources_win() {
+    let file = given("[server]\nwait_max = \"1s\"\nproxy_wait = \"1s\"\nbody_timeout = \"1s\"");
+    let config = file
+        .variable("ONEJOB_SERVER__PROXY_WAIT", "2s")
+        .variable("ONEJOB_SERVER__BODY_TIMEOUT", "2s")
+        .flag("server.body_timeout", "3s")
+        .load()
+        .unwrap();
+    assert_eq!(config.server.head_timeout, Duration::from_secs(10), "default");
+    assert_eq!(config.server.wait_max, Duration::from_secs(1), "file");
+    assert_eq!(config.server.proxy_wait, Duration::from_secs(2), "variable");
+    assert_eq!(config.server.body_timeout, Duration::from_secs(3), "flag");
+}
+
+#[test]
+fn a_variable_is_a_number_a_list_or_a_text_as_its_key_wants() {
+    let config = with("")
+        .variable("ONEJOB_REDIS__PREFIX", "1")
+        .variable("ONEJOB_REDIS__LANES", "3")
+        .variable("ONEJOB_ROUTE__PRINT__PROVIDERS", "[\"inkjet\"]")
+        .variable("ONEJOB_PROVIDER__LASER__TIMEOUTS__TOTAL", "90s")
+        .variable("ONEJOB_REDIS__ALLOW_EVICTION", "true")
+        .load()
+        .unwrap();
+    assert_eq!(config.redis.prefix, "1");
+    assert_eq!(config.redis.lanes, 3);
+    assert_eq!(print(&config).providers, ["inkjet"]);
+    assert_eq!(config.provider["laser"].timeouts.total, Duration::from_secs(90));
+    assert!(config.redis.allow_eviction);
+}
+
+#[test]
+fn a_variable_that_names_no_key_is_refused_and_others_are_left_alone() {
+    let problem = with("").variable("ONEJOB_SERVER_LISTEN", "x").problem();
+    assert_eq!(problem.key, "ONEJOB_SERVER_LISTEN");
+    assert!(problem.hint.contains("two underscores"), "{problem}");
+    with("")
+        .variable("ONEJOB_CONFIG", "/etc/onejob.toml")
+        .variable("ONEJOB_PORT", "tcp://10.0.0.7:7470")
+        .variable("ONEJOB_SERVICE_HOST", "10.0.0.7")
+        .variable("ONEJOB_REDIS_PORT_6379_TCP_ADDR", "10.0.0.8")
+        .variable("HOME", "/root")
+        .load()
+        .unwrap();
+}
+
+#[test]
+fn an_unknown_key_is_refused_by_name_from_every_source() {
+    let problem = with("[server]\nlisen = \"127.0.0.1:1\"").problem();
+    assert_eq!((problem.key.as_str(), problem.hint.as_str()), ("server.lisen", "did you mean listen?"));
+    let problem = with("").variable("ONEJOB_SERVER__LISEN", "127.0.0.1:1").problem();
+    assert_eq!((problem.key.as_str(), problem.origin.as_deref()), ("server.lisen", Some("ONEJOB_SERVER__LISEN")));
+    let problem = with("").flag("server.lisen", "127.0.0.1:1").problem();
+    assert_eq!((problem.key.as_str(), problem.origin.as_deref()), ("server.lisen", Some("flag server.lisen")));
+    let problem = with("[servr]").problem();
+    assert_eq!((problem.key.as_str(), problem.hint.as_str()), ("servr", "did you mean server?"));
+    let problem = with("[provider.ink.timeouts]\nwhole = \"1s\"\n[provider.ink]\nbase_url = \"http://ink\"").problem();
+    assert_eq!(problem.key, "provider.ink.timeouts.whole");
+}
+
+#[test]
+fn everything_wrong_is_told_at_once_each_on_its_line() {
+    let given = given(
+        r#"
+        [server]
+        lisen = "127.0.0.1:1"
+        conflict_status = 418
+        wait_max = 5
+        [redis]
+        prefix = "NO"
+        [provider.laser]
+        adapter = "smoke"
+        base_url = "ftp://laser.example"
+        [route.print]
+        providers = ["laser", "inkjet"]
+        attempts = 33
+        deadline = "0s"
+        failover_on = ["not_sent", "timeout"]
+        "#,
+    );
+    let error = given.load().unwrap_err().to_string();
+    let keys: Vec<_> = given.problems().into_iter().map(|problem| problem.key).collect();
+    for key in [
+        "server.lisen",
+        "server.conflict_status",
+        "server.wait_max",
+        "redis.prefix",
+        "provider.laser.adapter",
+        "provider.laser.base_url",
+        "route.print.providers",
+        "route.print.attempts",
+        "route.print.deadline",
+        "route.print.failover_on",
+    ] {
+        assert!(keys.iter().filter(|known| *known == key).count() == 1, "{key} once in {keys:?}");
+        assert!(
+            error.lines().any(|line| line.trim_start().starts_with(key) && line.contains("; ")),
+            "{key} on a line of {error}"
+        );
+    }
+    assert_eq!(error.lines().count(), 11, "{error}");
+    let line =
+        format!("  route.print.attempts = 33 ({}): it must be 1 to 32; choose a number in this range", given.file().display());
+    assert!(error.lines().any(|l| l == line), "{error}");
+}
+
+#[test]
+fn a_file_that_is_not_there_or_not_toml_is_told_without_its_text() {
+    let missing = Sources {
+        file: Some(PathBuf::from("/nowhere/onejob.toml")),
+        overrides: Vec::new(),
+        environment: Environment::Given(BTreeMap::new()),
+    };
+    assert!(matches!(Config::load(missing).unwrap_err(), ConfigError::Unreadable { .. }));
+    let error = given("[redis]\n\nurl = \"redis://:hunter2@host\" oops").load().unwrap_err();
+    assert!(matches!(error, ConfigError::Syntax { line: 3, .. }), "{error}");
+    assert!(!error.to_string().contains("hunter2"), "{error}");
+}
+
+#[test]
+fn a_routes_providers_exist_once_each() {
+    assert_eq!(given("[route.print]\nproviders = []").problem().key, "route.print.providers");
+    let problem = route("[route.scan]\nproviders = [\"laser\", \"fax\"]").problem();
+    assert_eq!((problem.key.as_str(), problem.value.as_deref()), ("route.scan.providers", Some("fax")));
+    assert_eq!(problem.hint, "known are inkjet, laser");
+    let problem = route("[route.scan]\nproviders = [\"laser\", \"laser\"]").problem();
+    assert_eq!(problem.what, "it is there twice");
+}
+
+#[test]
+fn the_attempts_of_a_route_are_bounded() {
+    for attempts in [1, 32] {
+        let config = route(&format!("attempts = {attempts}")).load().unwrap();
+        assert_eq!(config.provider_calls_max(print(&config)), attempts);
+    }
+    for attempts in ["0", "33", "4294967295", "-1", "4294967296"] {
+        assert_eq!(route(&format!("attempts = {attempts}")).problem().key, "route.print.attempts", "{attempts}");
+    }
+}
+
+#[test]
+fn a_race_needs_pure_effects_and_two_who_run() {
+    let race = |keys: &str| route(&format!("class = \"race\"\n{keys}"));
+    let config = race("effects = \"pure\"\nrace = { after = \"1s\", max = 2 }").load().unwrap();
+    assert_eq!((print(&config).class, config.rules(print(&config)).race_after_ms), (Class::Race, 1000));
+    assert_eq!(race("race = { after = \"1s\", max = 2 }").problem().key, "route.print.effects");
+    assert_eq!(race("effects = \"pure\"").problem().key, "route.print.race");
+    for max in [0, 1, 4] {
+        let problem = race(&format!("effects = \"pure\"\nrace = {{ after = \"1s\", max = {max} }}")).problem();
+        assert_eq!(problem.key, "route.print.race.max");
+    }
+    assert_eq!(race("effects = \"pure\"\nrace = { after = \"5m\", max = 2 }").problem().key, "route.print.race.after");
+    assert_eq!(race("effects = \"pure\"\nrace = { after = \"1s\" }").problem().key, "route.print.race");
+    assert_eq!(route("race = { after = \"1s\", max = 2 }").problem().key, "route.print.race");
+}
+
+#[test]
+fn only_definite_failures_lead_to_failover() {
+    for (word, parsed) in [
+        ("not_sent", FailoverOn::NotSent),
+        ("rejected:400", FailoverOn::Rejected { status: 400 }),
+        ("rejected:599", FailoverOn::Rejected { status: 599 }),
+        ("invalid_output", FailoverOn::InvalidOutput),
+    ] {
+        let config = route(&format!("failover_on = [\"{word}\"]")).load().unwrap();
+        assert_eq!(print(&config).failover_on, [parsed]);
+        assert_eq!(parsed.to_string(), word);
+    }
+    for word in [
+        "unknown",
+        "timeout",
+        "rejected",
+        "rejected:",
+        "rejected:399",
+        "rejected:600",
+        "rejected:+42",
+        "rejected:0429",
+        "NOT_SENT",
+    ] {
+        let problem = route(&format!("failover_on = [\"{word}\"]")).problem();
+        assert!(problem.what.contains(word) && problem.key == "route.print.failover_on", "{problem}");
+    }
+    assert_eq!(route("failover_on = [\"not_sent\", \"not_sent\"]").problem().what, "it is there twice");
+}
+
+#[test]
+fn the_key_stands_as_long_as_the_result() {
+    let config = route("retention = \"1h\"\nkey_life = \"2h\"").load().unwrap();
+    let rules = config.rules(print(&config));
+    assert_eq!((rules.retention_ms, rules.key_life_ms), (3_600_000, 7_200_000));
+    let config = route("retention = \"1h\"").load().unwrap();
+    assert_eq!(print(&config).key_life(), Duration::from_secs(3600));
+    let problem = route("retention = \"2h\"\nkey_life = \"1h\"").problem();
+    assert!(problem.key == "route.print.key_life" && problem.what.contains("retention = 2h"), "{problem}");
+}
+
+#[test]
+fn the_quarantine_outlasts_a_paused_gateway() {
+    let config = route("").load().unwrap();
+    let shortest = Duration::from_secs(30 + 120 + 1) + TCP_USER_TIMEOUT;
+    assert_eq!(config.quarantine(print(&config)), shortest, "the longest total timeout of its providers counts");
+    let config = route("[runtime]\npause_max = \"2m\"").load().unwrap();
+    assert_eq!(config.quarantine(print(&config)), shortest + Duration::from_secs(90));
+    let config = route("quarantine = \"1h\"").load().unwrap();
+    assert_eq!(config.rules(print(&config)).quarantine_ms, 3_600_000);
+    let exactly = route(&format!("quarantine = \"{}s\"", shortest.as_secs())).load().unwrap();
+    assert_eq!(exactly.quarantine(print(&exactly)), shortest);
+    let problem = route(&format!("quarantine = \"{}s\"", shortest.as_secs() - 1)).problem();
+    let both = (problem.value.as_deref(), problem.what.contains("2m 51s"));
+    assert_eq!(both, (Some("2m 50s"), true), "{problem}");
+}
+
+#[test]
+fn the_lease_has_room_for_its_margin_and_its_renewal() {
+    let margin = |margin: &str| with(&format!("[runtime]\nlease = \"10s\"\nlease_margin = \"{margin}\""));
+    margin("4999ms").load().unwrap();
+    margin("60ms").load().unwrap();
+    for refused in ["5s", "59ms", "0s", "1h"] {
+        assert_eq!(margin(refused).problem().key, "runtime.lease_margin", "{refused}");
+    }
+    let problem = with("[runtime]\nlease = \"1200ms\"\nlease_margin = \"100ms\"").problem();
+    assert!(problem.key == "runtime.lease" && problem.hint.contains("1s 500ms"), "{problem}");
+}
+
+#[test]
+fn a_phase_of_a_call_is_not_longer_than_the_call() {
+    let timeouts = |keys: &str| provider(&format!("base_url = \"http://laser\"\ntimeouts = {{ {keys} }}"));
+    let config = timeouts("total = \"1s\"").load().unwrap();
+    assert_eq!(config.provider["laser"].timeouts.first_byte, Duration::from_secs(1), "what is not set gives way");
+    for phase in ["connect", "first_byte", "idle"] {
+        let problem = timeouts(&format!("total = \"1s\", {phase} = \"2s\"")).problem();
+        assert_eq!(problem.key, format!("provider.laser.timeouts.{phase}"));
+        assert_eq!(timeouts(&format!("{phase} = \"0s\"")).problem().key, format!("provider.laser.timeouts.{phase}"));
+    }
+}
+
+#[test]
+fn a_base_url_is_http_without_credentials() {
+    for url in ["http://laser", "https://laser.example:8443/v1", "http://[::1]:80", "http://127.0.0.1:1/"] {
+        provider(&format!("base_url = \"{url}\"")).load().unwrap();
+    }
+    for url in [
+        "",
+        "laser.example",
+        "ftp://laser",
+        "https://",
+        "https:///v1",
+        "/v1",
+        "http://laser/?a=b",
+        "http://laser/#a",
+        "http://a b",
+    ] {
+        assert_eq!(provider(&format!("base_url = \"{url}\"")).problem().key, "provider.laser.base_url", "{url}");
+    }
+    let error = provider("base_url = \"https://app:hunter2@laser\"").load().unwrap_err().to_string();
+    assert!(error.contains("holds a credential") && !error.contains("hunter2"), "{error}");
+    assert_eq!(provider("adapter = \"simulated\"\nbase_url = \"http://laser\"").problem().key, "provider.laser.base_url");
+    provider("adapter = \"simulated\"").load().unwrap();
+}
+
+#[test]
+fn a_credential_is_taken_from_where_its_entry_says_and_never_printed() {
+    let auth = |keys: &str| provider(&format!("base_url = \"http://laser\"\nauth = {{ {keys} }}"));
+    let given = auth("bearer_env = \"LASER_TOKEN\"").variable("LASER_TOKEN", "hunter2");
+    let config = given.load().unwrap();
+    assert_eq!(config.bearer("laser").unwrap().reveal(), "hunter2");
+    assert!(config.bearer("inkjet").is_none());
+    for print in
+        [format!("{config:?}"), config.describe(), config.describe_json().to_string(), serde_json::to_string(&config).unwrap()]
+    {
+        assert!(!print.contains("hunter2"), "{print}");
+    }
+    assert!(config.describe().contains("LASER_TOKEN"));
+
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("token");
+    std::fs::write(&file, "from a file\n").unwrap();
+    let from_file = auth(&format!("bearer_file = \"{}\"", file.display()));
+    assert!(from_file.problem().what.contains("visible ASCII"));
+    std::fs::write(&file, "from-a-file\n").unwrap();
+    assert_eq!(from_file.load().unwrap().bearer("laser").unwrap().reveal(), "from-a-file");
+}
+
+#[test]
+fn a_credential_that_cannot_be_had_is_told_by_its_name_never_its_value() {
+    let auth = |keys: &str| provider(&format!("base_url = \"http://laser\"\nauth = {{ {keys} }}"));
+    let problem = auth("bearer_env = \"LASER_TOKEN\"").problem();
+    assert!(problem.what.contains("LASER_TOKEN") && problem.what.contains("not set"), "{problem}");
+    for bad in ["", "hunter2\nx-evil: 1", "hunter2 ", "h\u{fc}nter2"] {
+        let error = auth("bearer_env = \"LASER_TOKEN\"").variable("LASER_TOKEN", bad).load().unwrap_err().to_string();
+        assert!(error.contains("LASER_TOKEN") && !error.contains("nter2"), "{error}");
+    }
+    assert!(auth("bearer_file = \"/nowhere/token\"").problem().what.contains("/nowhere/token"));
+    assert_eq!(auth("bearer_env = \"A\", bearer_file = \"/b\"").problem().key, "provider.laser.auth");
+    // Somebody who writes the secret itself into the file does not find it in a log.
+    for keys in ["bearer = \"hunter2\"", "bearer_env = [\"hunter2\"]"] {
+        let error = auth(keys).load().unwrap_err().to_string();
+        assert!(error.contains("provider.laser.auth") && !error.contains("hunter2"), "{error}");
+    }
+    for keys in ["auth = \"Bearer hunter2\"", "headers = { authorization = \"Bearer hunter2\" }"] {
+        let error = provider(&format!("base_url = \"http://laser\"\n{keys}")).load().unwrap_err().to_string();
+        assert!(error.contains("provider.laser.") && !error.contains("hunter2"), "{error}");
+    }
+    let error = with("").variable("ONEJOB_PROVIDER__LASER__AUTH__BEARER", "hunter2").load().unwrap_err().to_string();
+    assert!(error.contains("ONEJOB_PROVIDER__LASER__AUTH__BEARER") && !error.contains("hunter2"), "{error}");
+}
+
+#[test]
+fn the_password_of_redis_is_never_printed() {
+    let config = with("[redis]\nurl = \"redis://app:hunter2@redis.example:6379/2\"").load().unwrap();
+    assert_eq!(config.redis.url.as_ref().unwrap().reveal(), "redis://app:hunter2@redis.example:6379/2");
+    for print in [format!("{config:?}"), config.describe(), config.describe_json().to_string()] {
+        assert!(!print.contains("hunter2"), "{print}");
+    }
+    assert!(config.describe().contains("redis://(hidden)@redis.example:6379/2"), "{}", config.describe());
+    for url in ["http://app:hunter2@host", "app:hunter2@host", "redis://", "redis:///0", ""] {
+        let problem = with(&format!("[redis]\nurl = \"{url}\"")).problem();
+        assert!(problem.key == "redis.url" && !problem.to_string().contains("hunter2"), "{problem}");
+    }
+    with("[redis]\nurl = \"redis+unix:///run/redis.sock\"").load().unwrap();
+}
+
+#[test]
+fn a_header_of_a_provider_that_may_hold_a_credential_is_hidden() {
+    let config =
+        provider("base_url = \"http://laser\"\nheaders = { x-api-key = \"hunter2\", x-tenant = \"shop\" }").load().unwrap();
+    let print = config.describe();
+    assert!(!print.contains("hunter2") && print.contains("\"shop\""), "{print}");
+}
+
+#[test]
+fn an_owner_has_tokens_of_its_own() {
+    let token = token_sha256("open sesame");
+    assert_eq!(token, "41ef4bb0b23661e66301aac36066912dac037827b4ae63a7b1165a5aa93ed4eb");
+    let owner = |tokens: &str| with(&format!("[owner.shop]\ntokens_sha256 = {tokens}"));
+    let config = owner(&format!("[\"{}\"]", token.to_uppercase())).load().unwrap();
+    assert_eq!(config.owner["shop"].tokens_sha256, [token.clone()]);
+    for (tokens, word) in [("[]", "no token"), ("[\"open sesame\"]", "11 characters"), ("[\"zz\"]", "64 hexadecimal digits")] {
+        let problem = owner(tokens).problem();
+        assert!(problem.key == "owner.shop.tokens_sha256" && problem.what.contains(word), "{problem}");
+        assert!(!problem.to_string().contains("sesame"), "{problem}");
+    }
+    let twice = owner(&format!("[\"{token}\"]\n[owner.till]\ntokens_sha256 = [\"{token}\"]"));
+    assert_eq!(twice.problem().key, "owner.till.tokens_sha256");
+    assert_eq!(owner(&format!("[\"{token}\"]\nroles = []")).problem().key, "owner.shop.roles");
+    assert_eq!(owner(&format!("[\"{token}\"]\nroles = [\"admin\"]")).problem().key, "owner.shop.roles");
+    assert!(with(&format!("[owner.\"a b\"]\ntokens_sha256 = [\"{token}\"]")).problem().what.contains("visible ASCII"));
+}
+
+#[test]
+fn without_owners_only_this_machine_may_submit() {
+    for listen in ["127.0.0.1:0", "127.9.9.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+        with("").flag("server.listen", listen).load().unwrap();
+    }
+    for listen in ["0.0.0.0:7470", "[::]:7470", "10.0.0.7:7470"] {
+        let problem = with("").flag("server.listen", listen).problem();
+        assert_eq!((problem.key.as_str(), problem.value.as_deref()), ("server.listen", Some(listen)));
+        let token = token_sha256("t");
+        with(&format!("[owner.shop]\ntokens_sha256 = [\"{token}\"]")).flag("server.listen", listen).load().unwrap();
+        with("").flag("server.listen", listen).flag("server.trusted_owner_header", "x-owner").load().unwrap();
+    }
+}
+
+#[test]
+fn the_owners_header_is_one_that_nothing_else_uses() {
+    for header in ["authorization", "Idempotency-Key", "host", "x owner", "", "content-length"] {
+        let problem = with("").flag("server.trusted_owner_header", header).problem();
+        assert_eq!(problem.key, "server.trusted_owner_header", "{header}");
+    }
+    let token = token_sha256("t");
+    let both = with(&format!("[owner.shop]\ntokens_sha256 = [\"{token}\"]")).flag("server.trusted_owner_header", "x-owner");
+    assert_eq!(both.problem().key, "server.trusted_owner_header");
+    let roles = with("[owner.shop]\ntokens_sha256 = []\nroles = [\"submit\", \"operate\"]")
+        .flag("server.trusted_owner_header", "x-owner");
+    roles.load().unwrap();
+}
+
+#[test]
+fn names_fit_labels_and_urls() {
+    let named = |name: &str| {
+        given(&format!("[provider.\"{name}\"]\nbase_url = \"http://laser\"\n[route.\"{name}\"]\nproviders = [\"{name}\"]"))
+    };
+    for name in ["a", "0", "laser-2_b", &"a".repeat(32)] {
+        named(name).load().unwrap();
+    }
+    for name in ["", "A", "-a", "_a", "a.b", "a/b", "a b", "\u{e9}", &"a".repeat(33)] {
+        let problems = named(name).problems();
+        assert_eq!(problems.len(), 2, "{name:?}: {problems:#?}");
+        assert!(problems.iter().all(|problem| problem.what.contains("1 to 32")), "{problems:#?}");
+    }
+}
+
+#[test]
+fn the_numbers_of_routes_and_providers_are_bounded() {
+    let many = |routes: usize, providers: usize| {
+        let mut toml = String::new();
+        for n in 0..providers {
+            toml.push_str(&format!("[provider.p{n}]\nbase_url = \"http://p\"\n"));
+        }
+        for n in 0..routes {
+            toml.push_str(&format!("[route.r{n}]\nproviders = [\"p0\"]\n"));
+        }
+        given(&toml)
+    };
+    many(256, 256).load().unwrap();
+    assert!(many(257, 1).problem().what.contains("257; the limit is 256"));
+    assert_eq!(many(0, 257).problem().key, "provider");
+}
+
+#[test]
+fn every_number_and_time_has_limits() {
+    for (key, values) in [
+        ("server.body_bytes_max", &["0", "536870913"][..]),
+        ("server.head_bytes_max", &["0", "8191", "1048577"]),
+        ("server.headers_max", &["0", "1001"]),
+        ("server.connections_max", &["0", "1000001"]),
+        ("server.waiters_max", &["0"]),
+        ("server.head_timeout", &["0s", "367d"]),
+        ("server.body_timeout", &["0s"]),
+        ("server.wait_max", &["0s"]),
+        ("server.proxy_wait", &["0s"]),
+        ("server.conflict_status", &["200", "400"]),
+        ("server.cors_origins", &["[\"*\"]", "[\"https://shop.example/\"]", "[\"shop.example\"]", "[\"https://u@shop\"]"]),
+        ("redis.prefix", &["", "OJ", "a:b", "abcdefghijklmnopq", "{a}"]),
+        ("redis.lanes", &["0", "65"]),
+        ("redis.pool_max", &["0", "2", "1025"]),
+        ("redis.connect_timeout", &["0s"]),
+        ("redis.response_timeout", &["0s"]),
+        ("redis.data_dir", &[""]),
+        ("runtime.sweep", &["0s"]),
+        ("runtime.drain", &["367d"]),
+        ("runtime.jobs_max", &["0"]),
+        ("runtime.pause_max", &["0s", "400d"]),
+        ("runtime.result_bytes_max", &["0", "536870913"]),
+        ("runtime.blob_bytes_min", &["0", "1048577"]),
+        ("runtime.blob_grace", &["59s"]),
+        ("route.print.deadline", &["0s", "99ms", "367d"]),
+        ("route.print.retention", &["0s", "1ns"]),
+        ("route.print.backoff", &["0s"]),
+        ("route.print.fingerprint_ignore", &["[\"\"]", "[\"a\"]", "[\"/a~2\"]", "[\"/a\", \"/a\"]"]),
+        (
+            "route.print.forward_headers",
+            &["[\"authorization\"]", "[\"Cookie\"]", "[\"host\"]", "[\"a b\"]", "[\"X-A\", \"x-a\"]"],
+        ),
+        ("provider.laser.path", &["prints", "", "/a b", "/a#b"]),
+        ("provider.laser.method", &["post", "", "CONNECT", "P OST"]),
+        ("provider.laser.not_executed", &["[200]", "[600]", "[429, 429]"]),
+        ("provider.laser.limits.in_flight", &["0"]),
+        ("provider.laser.ca_file", &["/nowhere/ca.pem"]),
+        ("provider.laser.behaviour", &["slow"]),
+    ] {
+        for value in values {
+            let problems = with("").flag(key, value).problems();
+            let problem =
+                problems.iter().find(|problem| problem.key == key).unwrap_or_else(|| panic!("{key} = {value}: {problems:#?}"));
+            assert_eq!(problem.origin.as_deref(), Some(format!("flag {key}").as_str()));
+        }
+    }
+}
+
+#[test]
+fn the_description_tells_each_value_its_origin_and_what_a_job_may_cost() {
+    let given = with("attempts = 4\n[redis]\nprefix = \"shop\"").variable("ONEJOB_REDIS__LANES", "3");
+    let config = given.load().unwrap();
+    let text = config.describe();
+    let line = |key: &str| text.lines().find(|line| line.starts_with(key)).unwrap_or_else(|| panic!("{key} in {text}"));
+    assert!(line("redis.prefix = \"shop\"").ends_with(&format!("# {}", given.file().display())));
+    assert!(line("redis.lanes = 3").ends_with("# ONEJOB_REDIS__LANES"));
+    assert!(line("redis.pool_max = 16").ends_with("# default"));
+    assert!(line("runtime.lease = \"15s\"").ends_with("# default"));
+    assert_eq!(line("route print"), "route print: at most 4 provider calls a job; quarantine 2m51s");
+    let json = config.describe_json();
+    assert_eq!(json["routes"]["print"]["provider_calls_max"], 4);
+    assert_eq!(json["routes"]["print"]["quarantine_ms"], 171_000);
+    assert_eq!(json["settings"]["redis"]["prefix"], "shop");
+}
