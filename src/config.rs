@@ -1,10 +1,10 @@
 //! One schema for everything that can be set, checked once.
 //!
-//! The only reader of the environment. Sources, later ones win: defaults, the TOML file, `ONEJOB_…` variables, flags. Unknown keys are
-//! refused; what is refused names the key, the value and the limit, and everything that is wrong is told at once.
+//! The only reader of the environment. Sources, later ones win: defaults, the TOML file, `ONEJOB_…` variables, flags. Unknown keys
+//! are refused; what is refused names the key, the value and the limit, and everything that is wrong is told at once.
 //!
-//! Deliberately not here: nothing is opened, connected or started; files that hold credentials and authorities are only looked at.
-//! There is no reloading: a [`Config`] is what a process has from its start to its end. `docs/OPERATIONS.md` documents every key.
+//! Deliberately not here: nothing is connected or started; files that hold credentials and authorities are only looked at. There is
+//! no reloading: a [`Config`] is what a process has from its start to its end. `docs/OPERATIONS.md` documents every key.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -164,7 +164,8 @@ impl Config {
         self.bearers.get(provider)
     }
 
-    /// Returns how long after becoming unknown "it never happened" is not believed: what the route says, or else the shortest safe time.
+    /// Returns how long after becoming unknown "it never happened" is not believed: what the route says, or else the shortest
+    /// safe time.
     ///
     /// See `docs/PROTOCOL.md`, "A paused gateway".
     pub fn quarantine(&self, route: &Route) -> Duration {

@@ -82,7 +82,8 @@ fn is_json(content_type: &str) -> bool {
 /// as written.
 ///
 /// Every digit of a number counts as written; only an exponent is put in one form (`1E5` as `1e+5`). RFC 8785 would round to doubles,
-/// and then 9007199254740993 and 9007199254740992 would be one request. `None` for anything that is not one JSON value, or that names a member twice.
+/// and then 9007199254740993 and 9007199254740992 would be one request. `None` for anything that is not one JSON value, or that
+/// names a member twice.
 pub fn canonical_json(body: &[u8], ignore: &[String]) -> Option<String> {
     let Unique(mut value) = serde_json::from_slice(body).ok()?;
     for pointer in ignore {

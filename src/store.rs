@@ -26,6 +26,7 @@ mod check;
 mod hints;
 mod keys;
 mod lanes;
+pub mod private_redis;
 mod record;
 mod reply;
 mod retry;

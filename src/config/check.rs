@@ -309,7 +309,8 @@ impl Checker<'_> {
         let margin_min = CLOCK_DRIFT_PER_SECOND.mul_f64(lease.min(DURATION_MAX).as_secs_f64()) + CHECK_TO_WRITE;
         if lease_margin < margin_min || lease_margin >= lease / 2 {
             let what = format!(
-                "it must be {} (the clocks' drift over a lease, and the time from the check to the write) or more, and less than half of runtime.lease, {}",
+                "it must be {} (the clocks' drift over a lease, and the time from the check to the write) or more, \
+                 and less than half of runtime.lease, {}",
                 shown(margin_min),
                 shown(lease / 2)
             );
@@ -588,7 +589,8 @@ impl Checker<'_> {
         let min = quarantine_min(&document.runtime, &document.provider, route);
         if quarantine < min {
             let what = format!(
-                "a paused gateway may still send for {} (runtime.pause_max, the TCP user timeout, the longest total timeout of its providers and runtime.clock_step_max together)",
+                "a paused gateway may still send for {} (runtime.pause_max, the TCP user timeout, the longest total timeout \
+                 of its providers and runtime.clock_step_max together)",
                 shown(min)
             );
             self.refuse(key, Some(&shown(quarantine)), what, format!("leave it out for {}, or set more", shown(min)));

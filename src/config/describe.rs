@@ -64,7 +64,7 @@ impl Config {
     }
 }
 
-/// Each leaf with its key. What is absent is left out; the scripts' and the file's `absent` is not a value.
+/// Each leaf with its key. What is absent is left out.
 fn flatten(prefix: &str, value: &Value, lines: &mut Vec<(String, String)>) {
     match value {
         Value::Object(members) => {
@@ -75,7 +75,7 @@ fn flatten(prefix: &str, value: &Value, lines: &mut Vec<(String, String)>) {
         }
         Value::Null => {}
         Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-            lines.push((prefix.to_owned(), value.to_string()))
+            lines.push((prefix.to_owned(), value.to_string()));
         }
     }
 }

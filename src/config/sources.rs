@@ -19,7 +19,7 @@ const VARIABLE_PREFIX: &str = "ONEJOB_";
 /// What stands in a variable's name for the dot in a key.
 const VARIABLE_DOT: &str = "__";
 /// Variables with our prefix that the command line reads: no settings.
-const VARIABLES_OF_THE_COMMAND_LINE: [&str; 4] = ["ONEJOB_CONFIG", "ONEJOB_LOG", "ONEJOB_TOKEN", "ONEJOB_URL"];
+const VARIABLES_OF_THE_COMMAND_LINE: [&str; 4] = ["ONEJOB_CONFIG", "ONEJOB_GATEWAY", "ONEJOB_LOG", "ONEJOB_TOKEN"];
 /// Most problems that are told at once: a file of another program would otherwise fill the screen.
 const PROBLEMS_MAX: usize = 100;
 /// Longest value that a problem repeats, in characters.
@@ -47,7 +47,7 @@ pub enum Environment {
 
 impl Environment {
     /// The value of a variable.
-    pub(super) fn get(&self, name: &str) -> Option<String> {
+    pub fn get(&self, name: &str) -> Option<String> {
         match self {
             Environment::Process => process_variables().find(|(known, _)| known == name).map(|(_, value)| value),
             Environment::Given(variables) => variables.get(name).cloned(),
@@ -281,10 +281,10 @@ fn problem_of(error: &figment::Error, path: &[String], found: &Value, origin_of:
         Kind::UnknownVariant(word, expected) => (format!("{word:?} is not known here"), near(word, expected)),
         Kind::MissingField(field) => (format!("{field} is missing"), format!("set {key}.{field}")),
         Kind::InvalidType(_, expected) => {
-            (format!("a {} stands where something else is wanted", kind(found)), format!("write {expected}"))
+            (format!("a {} stands where something else is wanted", kind(found)), format!("write {}", in_our_words(expected)))
         }
         Kind::InvalidValue(_, expected) | Kind::InvalidLength(_, expected) => {
-            ("it does not fit".to_owned(), format!("write {expected}"))
+            ("it does not fit".to_owned(), format!("write {}", in_our_words(expected)))
         }
         Kind::Message(message) => (message.clone(), "see the example for its form".to_owned()),
         Kind::DuplicateField(_)
@@ -314,6 +314,19 @@ pub(super) fn may_be_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     ["auth", "key", "secret", "token", "password", "cookie", "credential"].iter().any(|word| name.contains(word))
         && name != "key_life"
+}
+
+/// What serde wants, for a person.
+fn in_our_words(expected: &str) -> &str {
+    match expected {
+        "usize" | "u64" | "u32" | "u16" => "a whole number, 0 or more",
+        "a boolean" => "true or false",
+        "a sequence" => "a list in [ ]",
+        "a string" => "a text in quotes",
+        "a duration" => "a time with its unit, as in \"30s\"",
+        _ if expected.starts_with("struct ") || expected == "a map" => "a table in { }",
+        _ => expected,
+    }
 }
 
 fn kind(value: &Value) -> &'static str {

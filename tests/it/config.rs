@@ -232,6 +232,21 @@ fn everything_wrong_is_told_at_once_each_on_its_line() {
 }
 
 #[test]
+fn a_value_of_another_kind_is_told_what_is_wanted() {
+    for (keys, key, hint) in [
+        ("[redis]\nlanes = \"many\"", "redis.lanes", "write a whole number, 0 or more"),
+        ("[redis]\nallow_eviction = 1", "redis.allow_eviction", "write true or false"),
+        ("[redis]\nprefix = 1", "redis.prefix", "write a text in quotes"),
+        ("[server]\nwait_max = 5", "server.wait_max", "write a time with its unit, as in \"30s\""),
+        ("[server]\ncors_origins = \"https://shop.example\"", "server.cors_origins", "write a list in [ ]"),
+        ("[provider.ink]\nbase_url = \"http://ink\"\ntimeouts = \"5s\"", "provider.ink.timeouts", "write a table in { }"),
+    ] {
+        let problem = with(keys).problem();
+        assert_eq!((problem.key.as_str(), problem.hint.as_str()), (key, hint), "{problem}");
+    }
+}
+
+#[test]
 fn a_file_that_is_not_there_or_not_toml_is_told_without_its_text() {
     let missing = Sources {
         file: Some(PathBuf::from("/nowhere/onejob.toml")),
@@ -461,7 +476,7 @@ fn an_owner_has_tokens_of_its_own() {
     assert_eq!(token, "41ef4bb0b23661e66301aac36066912dac037827b4ae63a7b1165a5aa93ed4eb");
     let owner = |tokens: &str| with(&format!("[owner.shop]\ntokens_sha256 = {tokens}"));
     let config = owner(&format!("[\"{}\"]", token.to_uppercase())).load().unwrap();
-    assert_eq!(config.owner["shop"].tokens_sha256, [token.clone()]);
+    assert_eq!(config.owner["shop"].tokens_sha256, std::slice::from_ref(&token));
     for (tokens, word) in [("[]", "no token"), ("[\"open sesame\"]", "11 characters"), ("[\"zz\"]", "64 hexadecimal digits")] {
         let problem = owner(tokens).problem();
         assert!(problem.key == "owner.shop.tokens_sha256" && problem.what.contains(word), "{problem}");

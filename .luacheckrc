@@ -1,0 +1,33 @@
+-- What the scripts may use. The composer puts `local SCRIPT`, the prelude and the body into one chunk, so a body sees the prelude's
+-- locals: their names are taken from the prelude itself, and a name that it does not define is an error in a body.
+
+-- What Redis' own Lua offers, and no more: no require, no print, no files.
+stds.redis = {
+   read_globals = {
+      'ARGV', 'KEYS', 'error', 'ipairs', 'next', 'pairs', 'pcall', 'select', 'tonumber', 'tostring', 'type', 'unpack',
+      cmsgpack = { fields = { 'pack', 'unpack' } },
+      math = { fields = { 'floor', 'max', 'min' } },
+      redis = { fields = { 'call', 'pcall', 'sha1hex' } },
+      string = { fields = { 'byte', 'char', 'find', 'format', 'gsub', 'match', 'rep', 'sub' } },
+      table = { fields = { 'concat', 'insert', 'remove', 'sort' } },
+   },
+}
+std = 'redis'
+max_line_length = 135
+
+local writable = { ECHO = true, JUST_ENDED = true }
+local shared, settable, used_elsewhere = { 'SCRIPT' }, {}, {}
+for line in io.lines('lua/prelude.lua') do
+   local name = line:match('^local function ([%w_]+)') or line:match('^local ([%w_]+) =')
+   if name then
+      used_elsewhere[#used_elsewhere + 1] = '2[13]1/' .. name
+   end
+   if name and writable[name] then
+      settable[#settable + 1] = name
+   elseif name then
+      shared[#shared + 1] = name
+   end
+end
+
+files['lua/*_*.lua'] = { read_globals = shared, globals = settable }
+files['lua/prelude.lua'] = { read_globals = { 'SCRIPT' }, ignore = used_elsewhere }
