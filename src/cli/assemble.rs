@@ -8,7 +8,7 @@ use onejob::policy::{FailoverOn, Gate, Plan};
 use onejob::provider::http::{HttpOptions, HttpProvider};
 use onejob::provider::simulated::{Keys, Simulated, SimulatedOptions};
 use onejob::runtime::{ProviderSlot, Route, RuntimeOptions};
-use onejob::server::ServerOptions;
+use onejob::server::{Owners, RenderMetrics, ServerOptions};
 use onejob::store::{Eviction, StoreOptions};
 
 use super::{Exit, Failure, OrExit as _};
@@ -39,8 +39,15 @@ pub(super) fn runtime_options(config: &Config) -> RuntimeOptions {
     }
 }
 
-pub(super) fn server_options(config: &Config) -> Result<ServerOptions, Failure> {
-    ServerOptions::from_config(config).or_exit(Exit::Usage)
+pub(super) fn server_options(config: &Config, metrics: RenderMetrics) -> Result<ServerOptions, Failure> {
+    let trusted_header = config.server.trusted_owner_header.as_deref();
+    let owners = Owners::from_config(&config.owner, trusted_header).or_exit(Exit::Usage)?;
+    let forward = |(name, route): (&String, &config::Route)| (name.clone(), route.forward_headers.clone());
+    Ok(ServerOptions {
+        forward_headers: config.route.iter().map(forward).collect(),
+        metrics: Some(metrics),
+        ..ServerOptions::from_config(&config.server, owners)
+    })
 }
 
 pub(super) fn routes(config: &Config) -> Vec<Route> {

@@ -24,7 +24,7 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let client = Client::new(&arguments.gateway)?;
     let mode = if arguments.force { "force" } else { "graceful" };
     let call = Call::change(format!("/v1/jobs/{}/cancel", arguments.job), &json!({ "mode": mode, "reason": arguments.reason }));
-    let job = client.send_safely(&call, SAME_REQUEST_ID).await?.into_data()?;
-    context.print(&job, || show::job(&job));
+    let outcome = client.send_safely(&call, SAME_REQUEST_ID).await?.into_data()?;
+    context.print(&outcome, || show::outcome(&outcome));
     Ok(Exit::Done)
 }

@@ -153,10 +153,6 @@ impl Client {
         Ok(Client { http, base, authorization, timeout })
     }
 
-    pub(super) fn base(&self) -> &str {
-        &self.base
-    }
-
     /// Sends a call once.
     pub(super) async fn send(&self, call: &Call) -> Result<Answer, Unanswered> {
         let within = self.timeout + call.wait;
@@ -190,20 +186,19 @@ impl Client {
         unreachable!("the last send returns")
     }
 
-    /// Reads until a job is as wanted, or the time is over: then as it is.
+    /// Reads until a job is as wanted, or the time is over: then as it is. The gateway is asked to wait `at_once` each time.
     pub(super) async fn wait(
         &self,
         id: &str,
         within: Duration,
+        at_once: Duration,
         wanted: impl Fn(&Answer) -> bool,
         progress: impl Fn(&Answer),
     ) -> Result<Answer, Failure> {
-        /// The longest wait that is asked for at once: below what proxies cut off.
-        const WAIT_AT_ONCE: Duration = Duration::from_secs(25);
         let deadline = Instant::now() + within;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let call = Call::get(format!("/v1/jobs/{id}")).waiting(left.min(WAIT_AT_ONCE));
+            let call = Call::get(format!("/v1/jobs/{id}")).waiting(left.min(at_once));
             let answer = self.send_safely(&call, "reading changes nothing").await?;
             if !answer.status.is_success() || wanted(&answer) || left.is_zero() {
                 return Ok(answer);

@@ -14,9 +14,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Exit, Failure, OrExit as _, assemble};
 
-/// How long connections have to end after the last job has.
-const CONNECTIONS_DEADLINE: Duration = Duration::from_secs(5);
-
 /// A running gateway.
 pub(super) struct Gateway {
     pub(super) addr: SocketAddr,
@@ -26,7 +23,7 @@ pub(super) struct Gateway {
     pub(super) simulated: Vec<(String, Simulated)>,
     runtime: Runtime,
     private_redis: Option<PrivateRedis>,
-    serving: JoinHandle<std::io::Result<()>>,
+    serving: JoinHandle<()>,
     stop: CancellationToken,
 }
 
@@ -60,13 +57,13 @@ impl Gateway {
             (Some(url), None) => url.reveal(),
             (None, None) => return Err(Failure::new(Exit::Internal, "there is no redis, neither ours nor another")),
         };
+        // First: what is counted before there is a recorder is lost.
+        let options = assemble::server_options(config, server::metrics_recorder().or_exit(Exit::Internal)?)?;
         let (store, checked) = Store::connect(assemble::store_options(config, url)).await.or_exit(Exit::Unavailable)?;
         let (slots, simulated) = assemble::providers(config).await?;
-        let options = assemble::server_options(config)?;
         let runtime =
             Runtime::start(store, assemble::runtime_options(config), slots, assemble::routes(config)).or_exit(Exit::Usage)?;
-        let bound = server::Gateway::bind(options, runtime.clone()).await;
-        let bound = match bound {
+        let bound = match server::Gateway::bind(options, runtime.clone()) {
             Ok(bound) => bound,
             Err(error) => {
                 runtime.shutdown(Duration::ZERO).await;
@@ -87,8 +84,7 @@ impl Gateway {
     /// Waits until it no longer serves, which it does only if something broke.
     pub(super) async fn broken(&mut self) -> String {
         match (&mut self.serving).await {
-            Ok(Ok(())) => "it stopped serving".to_owned(),
-            Ok(Err(error)) => error.to_string(),
+            Ok(()) => "it stopped serving".to_owned(),
             Err(error) => error.to_string(),
         }
     }
@@ -97,10 +93,13 @@ impl Gateway {
     pub(super) async fn stop(self, drain: Duration) -> Drained {
         let Gateway { simulated, runtime, private_redis, serving, stop, .. } = self;
         stop.cancel();
-        let drained = runtime.shutdown(drain).await;
-        if !serving.is_finished() && tokio::time::timeout(CONNECTIONS_DEADLINE, serving).await.is_err() {
-            tracing::warn!("connections were still open {} s after the last job", CONNECTIONS_DEADLINE.as_secs());
+        // It has deadlines of its own.
+        if !serving.is_finished()
+            && let Err(error) = serving.await
+        {
+            tracing::error!(%error, "the server ended badly");
         }
+        let drained = runtime.shutdown(drain).await;
         runtime.store().close().await;
         for (_, simulated) in simulated {
             simulated.shutdown().await;
@@ -117,6 +116,6 @@ struct Parts {
     warnings: Vec<String>,
     simulated: Vec<(String, Simulated)>,
     runtime: Runtime,
-    serving: JoinHandle<std::io::Result<()>>,
+    serving: JoinHandle<()>,
     stop: CancellationToken,
 }

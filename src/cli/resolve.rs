@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use onejob::job::JobId;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::value::RawValue;
 
 use super::client::{Call, Client, GatewayArguments, SAME_REQUEST_ID};
-use super::{Context, Exit, Failure, OrExit as _, show};
+use super::{Context, Exit, Failure, show};
 
 #[derive(clap::Args)]
 pub(super) struct Arguments {
@@ -22,9 +23,9 @@ pub(super) struct Arguments {
     /// How you know.
     #[arg(long)]
     reason: String,
-    /// Who decides.
+    /// Who decides. Without: the owner that the token names.
     #[arg(long, env = "USER")]
-    actor: String,
+    actor: Option<String>,
     /// For "succeeded": the result, as JSON.
     #[arg(long, conflicts_with = "result_file")]
     result: Option<String>,
@@ -69,31 +70,45 @@ enum Word {
     Provider,
 }
 
+#[derive(Serialize)]
+struct Body {
+    outcome: String,
+    reason: String,
+    /// Absent: the owner that the token names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    actor: Option<String>,
+    word: String,
+    /// As it is written: a number too long for a double is still the same number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<Box<RawValue>>,
+    then: String,
+}
+
 pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
     let client = Client::new(&arguments.gateway)?;
-    let mut body = json!({
-        "outcome": name(arguments.outcome),
-        "reason": arguments.reason,
-        "actor": arguments.actor,
-        "then": name(arguments.then),
-        "word": name(arguments.word),
-    });
-    if let Some(result) = read_result(arguments.result, arguments.result_file)? {
-        if arguments.outcome != Outcome::Succeeded {
-            return Err(Failure::new(Exit::Usage, "only what succeeded has a result"));
-        }
-        body["result"] = result;
+    let result = read_result(arguments.result, arguments.result_file)?;
+    if result.is_some() && arguments.outcome != Outcome::Succeeded {
+        return Err(Failure::new(Exit::Usage, "only what succeeded has a result"));
     }
+    let body = Body {
+        outcome: name(arguments.outcome),
+        reason: arguments.reason,
+        actor: arguments.actor.filter(|actor| !actor.is_empty()),
+        word: name(arguments.word),
+        result,
+        then: name(arguments.then),
+    };
     let path = format!("/v1/jobs/{}/attempts/{}/resolve", arguments.job, arguments.attempt);
-    let job = client.send_safely(&Call::change(path, &body), SAME_REQUEST_ID).await?.into_data()?;
-    context.print(&job, || show::job(&job));
+    let outcome = client.send_safely(&Call::change(path, &body), SAME_REQUEST_ID).await?.into_data()?;
+    context.print(&outcome, || show::outcome(&outcome));
     Ok(Exit::Done)
 }
 
-fn read_result(argument: Option<String>, file: Option<PathBuf>) -> Result<Option<Value>, Failure> {
+fn read_result(argument: Option<String>, file: Option<PathBuf>) -> Result<Option<Box<RawValue>>, Failure> {
     let text = match (argument, file) {
         (Some(text), _) => text,
-        (None, Some(path)) => std::fs::read_to_string(path).or_exit(Exit::Usage)?,
+        (None, Some(path)) => std::fs::read_to_string(&path)
+            .map_err(|error| Failure::new(Exit::Usage, format!("cannot read the result {}: {error}", path.display())))?,
         (None, None) => return Ok(None),
     };
     serde_json::from_str(&text).map(Some).map_err(|error| Failure::new(Exit::Usage, format!("the result is not JSON: {error}")))

@@ -92,6 +92,14 @@ pub(super) fn job(job: &Value) -> String {
     out
 }
 
+/// What came of a change: its plain members, a line each.
+pub(super) fn outcome(document: &Value) -> String {
+    let names = document.as_object().into_iter().flat_map(|members| members.keys());
+    names.map(|name| (name, text(document, name))).filter(|(_, text)| !text.is_empty()).fold(String::new(), |out, (name, text)| {
+        out + &format!("{:<13} {}\n", name.replace('_', " "), cell(&text))
+    })
+}
+
 /// With which code a command ends that waited for a job, by its state; `None` for a state that this version does not know.
 pub(super) fn exit(job: &Value) -> Option<Exit> {
     match job["state"].as_str()? {

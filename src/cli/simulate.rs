@@ -6,7 +6,7 @@ use onejob::provider::simulated::{Keys, Simulated, SimulatedOptions};
 use serde_json::json;
 
 use super::signals::Signals;
-use super::{Context, Exit, Failure, OrExit as _, say};
+use super::{Context, Exit, Failure, say};
 
 const BEHAVIOURS: &str = "\
 Behaviours: words separated by commas, for example delay=200ms,drop. The header onejob-simulate or the member \"simulate\" of a JSON

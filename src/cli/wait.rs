@@ -9,6 +9,11 @@ use super::client::{Answer, Client, GatewayArguments};
 use super::show::Spinner;
 use super::{Context, Exit, Failure, duration, say, show};
 
+/// How long the gateway is asked to wait at once for the end: below what proxies cut off.
+const ENDED_AT_ONCE: Duration = Duration::from_secs(25);
+/// The same where `unknown` is an answer too: a gateway waits for the end alone, so it is looked at as often.
+const SETTLED_AT_ONCE: Duration = Duration::from_secs(1);
+
 #[derive(clap::Args)]
 pub(super) struct Arguments {
     /// The job's id.
@@ -51,7 +56,11 @@ pub(super) async fn wait(client: &Client, id: &str, arguments: WaitArguments, co
         _ => true,
     };
     let progress = |answer: &Answer| spinner.say(format!("job {id} is {}", show::text(&answer.body, "state")));
-    client.wait(id, arguments.within, wanted, progress).await?.into_data()
+    let at_once = match arguments.until {
+        Until::Settled => SETTLED_AT_ONCE,
+        Until::Ended => ENDED_AT_ONCE,
+    };
+    client.wait(id, arguments.within, at_once, wanted, progress).await?.into_data()
 }
 
 /// Prints a job that was waited for, and says with which code the process ends.
