@@ -8,4 +8,6 @@ pub mod metrics;
 pub mod policy;
 pub mod provider;
 pub mod runtime;
+#[cfg(feature = "gateway")]
+pub mod server;
 pub mod store;

@@ -1,0 +1,108 @@
+//! How the gateway is, for whoever watches it: alive, ready, counted, described. No credential is needed: none of it tells of a job.
+
+use std::fmt;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::header::{self, HeaderValue};
+use http::{HeaderName, StatusCode};
+use metrics_exporter_prometheus::PrometheusBuilder;
+
+use crate::metrics;
+use crate::runtime::SubmitError;
+use crate::server::problem::{Document, Kind, Problem};
+use crate::server::{App, jobs};
+
+/// Renders every metric as Prometheus' text.
+pub type RenderMetrics = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// Why metrics cannot be recorded.
+#[derive(Debug, thiserror::Error)]
+#[error("metrics cannot be recorded: {0}")]
+pub struct MetricsError(String);
+
+/// Installs this process' recorder of metrics, and returns how to render them. Once in a process.
+///
+/// What is recorded between two renderings is kept one by one; a serving [`Gateway`](crate::server::Gateway) renders now and then, so that
+/// it stays bounded if nobody scrapes.
+///
+/// # Errors
+/// There is a recorder already.
+pub fn metrics_recorder() -> Result<RenderMetrics, MetricsError> {
+    let failed = |error: &dyn fmt::Display| MetricsError(error.to_string());
+    let builder = PrometheusBuilder::new().set_buckets(&metrics::SECONDS_BUCKETS).map_err(|error| failed(&error))?;
+    let handle = builder.install_recorder().map_err(|error| failed(&error))?;
+    metrics::describe();
+    Ok(Arc::new(move || handle.render()))
+}
+
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+
+fn text(content_type: HeaderValue, text: String) -> Response {
+    let headers: [(HeaderName, HeaderValue); 2] =
+        [(header::CONTENT_TYPE, content_type), (header::CACHE_CONTROL, HeaderValue::from_static("no-store"))];
+    (StatusCode::OK, headers, text).into_response()
+}
+
+/// Says that the process is alive. No credential.
+#[utoipa::path(
+    get, path = "/healthz", operation_id = "healthz", tag = "health", security(()),
+    responses((status = 200, description = "Alive", body = String, content_type = "text/plain")),
+)]
+pub(crate) async fn healthz() -> Response {
+    text(HeaderValue::from_static("text/plain; charset=utf-8"), "ok\n".to_owned())
+}
+
+/// Says whether a new job could be taken now: a script that writes is run, not a `PING`. No credential.
+#[utoipa::path(
+    get, path = "/readyz", operation_id = "readyz", tag = "health", security(()),
+    responses(
+        (status = 200, description = "Ready", body = String, content_type = "text/plain"),
+        (status = 503, description = "Not now", body = Document, content_type = "application/problem+json"),
+    ),
+)]
+pub(crate) async fn readyz(State(app): State<Arc<App>>) -> Result<Response, Problem> {
+    if app.stopping.is_cancelled() {
+        return Err(Problem::from(SubmitError::Stopping));
+    }
+    match app.runtime.ready().await {
+        Ok(()) => Ok(text(HeaderValue::from_static("text/plain; charset=utf-8"), "ready\n".to_owned())),
+        Err(SubmitError::Store(error)) => {
+            let reason = match &error {
+                crate::error::StoreError::NotExecuted { code, .. } => code.to_string(),
+                crate::error::StoreError::Ambiguous { .. } => "no reply".to_owned(),
+                crate::error::StoreError::Fatal { code, .. } => code.clone(),
+            };
+            tracing::debug!(%error, "not ready");
+            Err(Problem::new(Kind::NotReady, format!("the store could not take a job now: {reason}")).member("reason", reason))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Every metric as Prometheus' text. Reads memory; costs Redis nothing. No credential.
+#[utoipa::path(
+    get, path = "/metrics", operation_id = "metrics", tag = "health", security(()),
+    responses(
+        (status = 200, description = "Metrics", body = String, content_type = "text/plain"),
+        (status = 404, description = "This gateway records none", body = Document, content_type = "application/problem+json"),
+    ),
+)]
+pub(crate) async fn render_metrics(State(app): State<Arc<App>>) -> Result<Response, Problem> {
+    match &app.options.metrics {
+        Some(render) => Ok(text(TEXT, render())),
+        None => Err(Problem::new(Kind::PathUnknown, "this gateway records no metrics")),
+    }
+}
+
+/// This description. No credential.
+#[utoipa::path(
+    get, path = "/openapi.json", operation_id = "openapi", tag = "health", security(()),
+    responses((status = 200, description = "OpenAPI 3.1", content_type = "application/json")),
+)]
+pub(crate) async fn describe(State(app): State<Arc<App>>) -> Response {
+    let mut response = jobs::json(StatusCode::OK, &());
+    *response.body_mut() = app.openapi.clone().into();
+    response
+}
