@@ -50,8 +50,7 @@ async fn main() -> Result<(), Error> {
             ca_file: None,
         },
     )?;
-    let slot =
-        ProviderSlot { name: "laser".to_owned(), provider: Arc::new(provider), total: timeouts.total, in_flight_max: 64 };
+    let slot = ProviderSlot { name: "laser".to_owned(), provider: Arc::new(provider), total: timeouts.total, in_flight_max: 64 };
     let runtime = Runtime::start(store, RuntimeOptions::default(), vec![slot], vec![route(timeouts.total)])?;
 
     let order = Submission {

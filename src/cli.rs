@@ -157,7 +157,9 @@ impl Exit {
             Exit::Failed => "the job ended as failed; the demo or the doctor found something wrong",
             Exit::Usage => "the arguments, the configuration or the request are refused",
             Exit::Conflict => "the key stands for another request, or the job's state does not allow the call",
-            Exit::Unknown => "nobody knows whether it happened: the job is unknown or indeterminate; of serve: attempts were left unknown",
+            Exit::Unknown => {
+                "nobody knows whether it happened: the job is unknown or indeterminate; of serve: attempts were left unknown"
+            }
             Exit::NotFound => "there is no such job, or it is no longer kept",
             Exit::Unavailable => "the gateway or Redis cannot be reached or cannot be used; try again later",
             Exit::Timeout => "the time to wait was over; the job goes on",
@@ -231,11 +233,7 @@ struct Context {
 
 impl Context {
     fn load(&self) -> Result<Config, ConfigError> {
-        Config::load(Sources {
-            file: self.file.clone(),
-            overrides: self.overrides.clone(),
-            environment: Environment::Process,
-        })
+        Config::load(Sources { file: self.file.clone(), overrides: self.overrides.clone(), environment: Environment::Process })
     }
 
     /// Writes data: the value for programs, the text for people.
@@ -301,10 +299,7 @@ async fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
 }
 
 fn start_log(filter: Option<&str>, format: LogFormat, command: &Command) -> Result<(), Failure> {
-    let default = match command {
-        Command::Serve(_) => "info",
-        _ => "warn",
-    };
+    let default = if matches!(command, Command::Serve(_)) { "info" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_new(filter.unwrap_or(default)).or_exit(Exit::Usage)?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {

@@ -137,12 +137,14 @@ impl Client {
     /// A client for a base URL.
     pub(super) fn build(base: &str, token: Option<&str>, timeout: Duration) -> Result<Self, Failure> {
         let base = base.trim_end_matches('/').to_owned();
-        let uri: Uri = base.parse().map_err(|error| Failure::new(Exit::Usage, format!("the gateway {base:?} is no URL: {error}")))?;
+        let uri: Uri =
+            base.parse().map_err(|error| Failure::new(Exit::Usage, format!("the gateway {base:?} is no URL: {error}")))?;
         if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none() {
             return Err(Failure::new(Exit::Usage, format!("the gateway {base:?} must be http:// or https:// and a host")));
         }
         let authorization = token.map(|token| HeaderValue::from_str(&format!("Bearer {token}"))).transpose();
-        let mut authorization = authorization.map_err(|_| Failure::new(Exit::Usage, "the token has a character that no header may have"))?;
+        let mut authorization =
+            authorization.map_err(|_| Failure::new(Exit::Usage, "the token has a character that no header may have"))?;
         if let Some(value) = &mut authorization {
             value.set_sensitive(true);
         }
@@ -255,7 +257,8 @@ impl Answer {
     /// Whether the same call may be answered otherwise in a moment, by this gateway or the next one.
     fn asks_to_come_again(&self) -> bool {
         let ours = self.body["retryable"].as_bool();
-        matches!(self.status.as_u16(), 408 | 429 | 500 | 502..=504) && ours.unwrap_or(self.status != StatusCode::INTERNAL_SERVER_ERROR)
+        matches!(self.status.as_u16(), 408 | 429 | 500 | 502..=504)
+            && ours.unwrap_or(self.status != StatusCode::INTERNAL_SERVER_ERROR)
     }
 
     fn retry_after(&self) -> Option<Duration> {

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::client::{Answer, Call, Client};
 use super::gateway::Gateway;
-use super::show::Spinner;
+use super::show::{Spinner, Standing};
 use super::signals::Signals;
 use super::{Context, Exit, Failure, OrExit as _, say, show};
 
@@ -23,10 +23,11 @@ use super::{Context, Exit, Failure, OrExit as _, say, show};
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a situation may take to come about.
 const SITUATION_DEADLINE: Duration = Duration::from_secs(10);
-/// How long the gateway waits for a printer before it does not know.
-const PRINTER_TOTAL: &str = "1s";
-/// How long a printer takes that is slow, but not too slow.
-const SLOW: &str = "delay=700ms";
+/// How long the gateway waits for a printer before it does not know. The laser's is a situation's length; the inkjet's is never reached.
+const LASER_TOTAL: &str = "1500ms";
+const INKJET_TOTAL: &str = "10s";
+/// How long a printer takes that is slow, but not too slow: much longer than the other one takes to be sent for and to print.
+const SLOW: &str = "delay=1500ms";
 /// Where temporary data directories are made.
 const TEMPORARY: &str = "/tmp";
 /// How long the demo's end waits for what still runs.
@@ -76,8 +77,10 @@ fn report(rows: &[Row], context: &Context) -> Exit {
         }
         show::lines(&table)
     });
-    let differences: Vec<String> =
-        rows.iter().flat_map(|row| row.differences.iter().map(move |difference| format!("{}: {difference}", row.situation))).collect();
+    let differences: Vec<String> = rows
+        .iter()
+        .flat_map(|row| row.differences.iter().map(move |difference| format!("{}: {difference}", row.situation)))
+        .collect();
     if differences.is_empty() {
         say("every row was checked against the gateway's answers and the printers' ledgers");
         return Exit::Done;
@@ -243,8 +246,14 @@ impl Shop {
     /// The key of the double click, for another file.
     async fn other_request(&self) -> Result<Row, Failure> {
         let mut row = Row::new("same key, other request");
-        let before = self.submitted(&self.order("photo", "double-click", json!({ "file": "invoice.pdf", "simulate": "delay=200ms" }))).await?;
-        let refused = self.client.send(&self.order("photo", "double-click", json!({ "file": "holiday.jpg" }))).await.or_exit(Exit::Unavailable)?;
+        let before = self
+            .submitted(&self.order("photo", "double-click", json!({ "file": "invoice.pdf", "simulate": "delay=200ms" })))
+            .await?;
+        let refused = self
+            .client
+            .send(&self.order("photo", "double-click", json!({ "file": "holiday.jpg" })))
+            .await
+            .or_exit(Exit::Unavailable)?;
         row.expect("the status", refused.status.as_u16(), 409);
         row.expect("the problem", refused.problem(), "key-conflict");
         let job = self.read(&id(&before)).await?;
@@ -327,6 +336,9 @@ impl Shop {
             row.expect(&format!("prints by {}", printer.name), executions, promised);
             row.executions.insert(printer.name, executions);
         }
+        if !row.differences.is_empty() {
+            row.differences.push(format!("the job is {job}"));
+        }
         Ok(())
     }
 
@@ -344,7 +356,7 @@ impl Shop {
 
     /// Waits until a job has ended, or is unknown.
     async fn settled(&self, id: &str) -> Result<Value, Failure> {
-        self.until(id, |answer| show::exit(&answer.body) != Some(Exit::Timeout)).await
+        self.until(id, |answer| show::standing(&answer.body) != Some(Standing::Open)).await
     }
 
     async fn ended(&self, id: &str) -> Result<Value, Failure> {
@@ -389,16 +401,16 @@ Ctrl-C ends it."#
 
 /// The shop's configuration: what a person would write, and nothing from the environment.
 fn configuration(listen: SocketAddr, data_dir: &Path, inkjet: &Printer, laser: &Printer) -> Result<Config, Failure> {
-    let timeouts = format!("{{ total = \"{PRINTER_TOTAL}\" }}");
+    let timeouts = |total: &str| format!("{{ total = \"{total}\" }}");
     let settings = [
         ("server.listen", listen.to_string()),
         ("redis.data_dir", data_dir.display().to_string()),
         ("provider.inkjet.base_url", inkjet.simulated.base_url()),
         ("provider.inkjet.path", "/prints".to_owned()),
-        ("provider.inkjet.timeouts", timeouts.clone()),
+        ("provider.inkjet.timeouts", timeouts(INKJET_TOTAL)),
         ("provider.laser.base_url", laser.simulated.base_url()),
         ("provider.laser.path", "/prints".to_owned()),
-        ("provider.laser.timeouts", timeouts),
+        ("provider.laser.timeouts", timeouts(LASER_TOTAL)),
         // A jam is a definite refusal: these two printers are interchangeable, says whoever writes gate = "off".
         ("route.print.providers", r#"["inkjet", "laser"]"#.to_owned()),
         ("route.print.failover_on", r#"["not_sent", "rejected:422"]"#.to_owned()),
@@ -407,7 +419,7 @@ fn configuration(listen: SocketAddr, data_dir: &Path, inkjet: &Printer, laser: &
         ("route.preview.class", "race".to_owned()),
         ("route.preview.effects", "pure".to_owned()),
         ("route.preview.providers", r#"["inkjet", "laser"]"#.to_owned()),
-        ("route.preview.race", r#"{ after = "200ms", max = 2 }"#.to_owned()),
+        ("route.preview.race", r#"{ after = "100ms", max = 2 }"#.to_owned()),
         ("route.preview.gate", "off".to_owned()),
     ];
     let overrides = settings.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();

@@ -194,14 +194,17 @@ async fn check_store(settings: &Config, url: &str, findings: &mut Vec<Finding>) 
 
 fn unusable(error: &StoreError) -> Finding {
     let advice = match error {
-        StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. } => "see that redis runs and that redis.url leads to it; a gateway does not start without",
+        StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. } => {
+            "see that redis runs and that redis.url leads to it; a gateway does not start without"
+        }
         StoreError::Fatal { .. } => "a gateway does not start on it as it is",
     };
     Finding::bad("redis", Exit::Unavailable, error.to_string(), advice)
 }
 
 fn check_facts(settings: &Config, facts: &RedisFacts, findings: &mut Vec<Finding>) {
-    let unsaid = |check| Finding::warning(check, "redis does not say (INFO is denied)", "look for yourself, or allow +info to its user");
+    let unsaid =
+        |check| Finding::warning(check, "redis does not say (INFO is denied)", "look for yourself, or allow +info to its user");
     findings.push(match &facts.version {
         Some(version) => Finding::good("version", format!("redis {version}")),
         None => unsaid("version"),
@@ -210,7 +213,11 @@ fn check_facts(settings: &Config, facts: &RedisFacts, findings: &mut Vec<Finding
         Some("noeviction") => Finding::good("eviction", "noeviction"),
         Some(policy) if settings.redis.allow_eviction => {
             let found = format!("{policy}, and redis.allow_eviction is set");
-            Finding::warning("eviction", found, "open jobs may be evicted, and then they run twice: CONFIG SET maxmemory-policy noeviction")
+            Finding::warning(
+                "eviction",
+                found,
+                "open jobs may be evicted, and then they run twice: CONFIG SET maxmemory-policy noeviction",
+            )
         }
         Some(policy) => Finding::bad(
             "eviction",
@@ -247,7 +254,9 @@ fn memory(facts: &RedisFacts) -> Finding {
             "when it is full, new jobs are refused (503) and running ones still end: raise maxmemory, or lower retention",
         ),
         (Some(used), Some(max)) => Finding::good("memory", format!("{} of {} MiB used", used / MIB, max / MIB)),
-        (None, _) | (_, None) => Finding::warning("memory", "redis does not say", "look for yourself: a full redis refuses new jobs"),
+        (None, _) | (_, None) => {
+            Finding::warning("memory", "redis does not say", "look for yourself: a full redis refuses new jobs")
+        }
     }
 }
 
@@ -263,9 +272,14 @@ async fn check_canary(store: &Store, findings: &mut Vec<Finding>) {
     }
     times.sort_unstable();
     let (median, slowest) = (times[times.len() / 2], times[times.len() - 1]);
-    let found = format!("median {:.2} ms, slowest {:.2} ms of {CANARY_RUNS}", median.as_secs_f64() * 1e3, slowest.as_secs_f64() * 1e3);
+    let found =
+        format!("median {:.2} ms, slowest {:.2} ms of {CANARY_RUNS}", median.as_secs_f64() * 1e3, slowest.as_secs_f64() * 1e3);
     findings.push(if median > CANARY_MEDIAN_MAX {
-        Finding::warning("canary script", found, "each job takes two such round trips: bring the gateway nearer to redis, or see its SLOWLOG")
+        Finding::warning(
+            "canary script",
+            found,
+            "each job takes two such round trips: bring the gateway nearer to redis, or see its SLOWLOG",
+        )
     } else {
         Finding::good("canary script", found)
     });

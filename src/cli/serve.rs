@@ -49,7 +49,10 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     };
     let drain = settings.runtime.drain;
     if let Some(signal) = signal {
-        say(format_args!("{signal}: nothing new is accepted; running attempts have {} to finish", humantime::format_duration(drain)));
+        say(format_args!(
+            "{signal}: nothing new is accepted; running attempts have {} to finish",
+            humantime::format_duration(drain)
+        ));
     }
     let spinner = Spinner::start(context.format, "draining");
     let drained = tokio::select! {
@@ -72,5 +75,7 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
 fn told(drained: Drained) -> String {
     let Drained { running, unknown, unwritten } = drained;
     let finished = running.saturating_sub(unknown + unwritten);
-    format!("stopped: {running} attempts were running, {finished} finished, {unknown} are unknown, {unwritten} could not be written down")
+    format!(
+        "stopped: {running} attempts were running, {finished} finished, {unknown} are unknown, {unwritten} could not be written down"
+    )
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use comfy_table::{ContentArrangement, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
+use onejob::job::JobState;
 use serde_json::Value;
 
 use super::{Exit, Format};
@@ -69,7 +70,13 @@ pub(super) fn job(job: &Value) -> String {
         ("job", text(job, "id")),
         ("route", text(job, "route")),
         ("state", text(job, "state")),
-        ("completed by", match job["completed_by"].as_u64() { Some(0) | None => String::new(), Some(number) => format!("attempt {number}") }),
+        (
+            "completed by",
+            match job["completed_by"].as_u64() {
+                Some(0) | None => String::new(),
+                Some(number) => format!("attempt {number}"),
+            },
+        ),
         ("took", if created == 0 { String::new() } else { span(created, updated) }),
         ("reason", cell(&text(job, "reason"))),
     ] {
@@ -80,7 +87,12 @@ pub(super) fn job(job: &Value) -> String {
     if let Some(attempts) = job["attempts"].as_array().filter(|attempts| !attempts.is_empty()) {
         let mut table = table(&["attempt", "state", "provider", "reason"]);
         for attempt in attempts {
-            table.add_row([text(attempt, "number"), text(attempt, "state"), text(attempt, "provider"), cell(&text(attempt, "reason"))]);
+            table.add_row([
+                text(attempt, "number"),
+                text(attempt, "state"),
+                text(attempt, "provider"),
+                cell(&text(attempt, "reason")),
+            ]);
         }
         out.push_str(&lines(&table));
     }
@@ -95,21 +107,34 @@ pub(super) fn job(job: &Value) -> String {
 /// What came of a change: its plain members, a line each.
 pub(super) fn outcome(document: &Value) -> String {
     let names = document.as_object().into_iter().flat_map(|members| members.keys());
-    names.map(|name| (name, text(document, name))).filter(|(_, text)| !text.is_empty()).fold(String::new(), |out, (name, text)| {
-        out + &format!("{:<13} {}\n", name.replace('_', " "), cell(&text))
-    })
+    names
+        .map(|name| (name, text(document, name)))
+        .filter(|(_, text)| !text.is_empty())
+        .fold(String::new(), |out, (name, text)| out + &format!("{:<13} {}\n", name.replace('_', " "), cell(&text)))
 }
 
-/// With which code a command ends that waited for a job, by its state; `None` for a state that this version does not know.
-pub(super) fn exit(job: &Value) -> Option<Exit> {
-    match job["state"].as_str()? {
-        "succeeded" => Some(Exit::Done),
-        "failed" => Some(Exit::Failed),
-        "canceled" => Some(Exit::Canceled),
-        "unknown" | "indeterminate" => Some(Exit::Unknown),
-        "pending" | "running" | "canceling" => Some(Exit::Timeout),
-        _ => None,
-    }
+/// How a job stands for whoever waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It is under way.
+    Open,
+    /// Nobody knows, yet.
+    Unknown,
+    /// It has ended, and so does the command.
+    Ended(Exit),
+}
+
+/// How a job stands; `None` for a state that this version does not know.
+pub(super) fn standing(job: &Value) -> Option<Standing> {
+    let state: JobState = job["state"].as_str()?.parse().ok()?;
+    Some(match state {
+        JobState::Pending | JobState::Running | JobState::Canceling => Standing::Open,
+        JobState::Unknown => Standing::Unknown,
+        JobState::Succeeded => Standing::Ended(Exit::Done),
+        JobState::Failed => Standing::Ended(Exit::Failed),
+        JobState::Canceled => Standing::Ended(Exit::Canceled),
+        JobState::Indeterminate => Standing::Ended(Exit::Unknown),
+    })
 }
 
 /// Shows on stderr that something is waited for, if a person looks.

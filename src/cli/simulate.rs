@@ -63,7 +63,8 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         _ => Failure::new(Exit::Unavailable, format!("cannot listen on {}: {error}", arguments.listen)),
     })?;
     let url = simulated.base_url();
-    let data = json!({ "name": arguments.name, "url": url, "ledger": format!("{url}/ledger"), "behaviour": format!("{url}/behaviour") });
+    let data =
+        json!({ "name": arguments.name, "url": url, "ledger": format!("{url}/ledger"), "behaviour": format!("{url}/behaviour") });
     context.print(&data, || format!("provider   {url}\nledger     {url}/ledger\nbehaviour  {url}/behaviour"));
     say(format_args!("try: curl -d '{{\"simulate\":\"delay=1s\"}}' {url}/prints   (Ctrl-C ends it)"));
     signals.next().await;

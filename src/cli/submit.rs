@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::client::{Call, Client, GatewayArguments};
+use super::show::Standing;
 use super::wait::{self, WaitArguments};
 use super::{Context, Exit, Failure, OrExit as _, say, show};
 
@@ -58,7 +59,8 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let client = Client::new(&arguments.gateway)?;
     let text = read_input(arguments.input, arguments.file)?;
     // As it is written: a number too long for a double is still the same number.
-    let input: &RawValue = serde_json::from_str(&text).map_err(|error| Failure::new(Exit::Usage, format!("the input is not JSON: {error}")))?;
+    let input: &RawValue =
+        serde_json::from_str(&text).map_err(|error| Failure::new(Exit::Usage, format!("the input is not JSON: {error}")))?;
     let made = arguments.key.key.is_none();
     let key = arguments.key.key.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
     if made {
@@ -71,7 +73,7 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     if replayed {
         say(format_args!("this key was there before: job {}", show::text(&job, "id")));
     }
-    if arguments.wait && show::exit(&job) == Some(Exit::Timeout) {
+    if arguments.wait && show::standing(&job) == Some(Standing::Open) {
         job = wait::wait(&client, &show::text(&job, "id"), arguments.waiting, context).await?;
     }
     if made && let Value::Object(members) = &mut job {

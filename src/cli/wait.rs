@@ -6,7 +6,7 @@ use onejob::job::JobId;
 use serde_json::Value;
 
 use super::client::{Answer, Client, GatewayArguments};
-use super::show::Spinner;
+use super::show::{Spinner, Standing};
 use super::{Context, Exit, Failure, duration, say, show};
 
 /// How long the gateway is asked to wait at once for the end: below what proxies cut off.
@@ -50,10 +50,10 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
 /// Waits for a job.
 pub(super) async fn wait(client: &Client, id: &str, arguments: WaitArguments, context: &Context) -> Result<Value, Failure> {
     let spinner = Spinner::start(context.format, "waiting");
-    let wanted = |answer: &Answer| match show::exit(&answer.body) {
-        Some(Exit::Timeout) => false,
-        Some(Exit::Unknown) => arguments.until == Until::Settled || answer.body["state"] == "indeterminate",
-        _ => true,
+    let wanted = |answer: &Answer| match show::standing(&answer.body) {
+        Some(Standing::Open) => false,
+        Some(Standing::Unknown) => arguments.until == Until::Settled,
+        Some(Standing::Ended(_)) | None => true,
     };
     let progress = |answer: &Answer| spinner.say(format!("job {id} is {}", show::text(&answer.body, "state")));
     let at_once = match arguments.until {
@@ -67,11 +67,16 @@ pub(super) async fn wait(client: &Client, id: &str, arguments: WaitArguments, co
 pub(super) fn finish(job: &Value, context: &Context) -> Result<Exit, Failure> {
     context.print(job, || show::job(job));
     let state = show::text(job, "state");
-    let exit = show::exit(job).ok_or_else(|| Failure::new(Exit::Internal, format!("the gateway says a state that is not known: {state:?}")))?;
-    match exit {
-        Exit::Timeout => say(format_args!("the job is still {state}; it goes on, and `onejob wait {}` waits on", show::text(job, "id"))),
-        Exit::Unknown if state == "unknown" => say("nobody knows yet whether it happened; nothing is sent again until that is known (see `onejob resolve --help`)"),
-        _ => {}
+    match show::standing(job) {
+        Some(Standing::Open) => {
+            say(format_args!("the job is still {state}; it goes on, and `onejob wait {}` waits on", show::text(job, "id")));
+            Ok(Exit::Timeout)
+        }
+        Some(Standing::Unknown) => {
+            say("nobody knows yet whether it happened; nothing is sent again until that is known (see `onejob resolve --help`)");
+            Ok(Exit::Unknown)
+        }
+        Some(Standing::Ended(exit)) => Ok(exit),
+        None => Err(Failure::new(Exit::Internal, format!("the gateway says a state that is not known: {state:?}"))),
     }
-    Ok(exit)
 }

@@ -175,7 +175,8 @@ impl Process {
 async fn http(method: &str, url: &str, body: &str) -> Value {
     let (authority, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
     let mut stream = TcpStream::connect(authority).await.unwrap();
-    let head = format!("{method} /{path} HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+    let head =
+        format!("{method} /{path} HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
     stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
     let mut answer = String::new();
     tokio::time::timeout(DEADLINE, stream.read_to_string(&mut answer)).await.expect("it answers").unwrap();
@@ -186,8 +187,8 @@ async fn http(method: &str, url: &str, body: &str) -> Value {
 async fn help_names_every_command_and_documents_every_exit_code() {
     let help = run(&["--help"]).await.expect(0).stdout;
     for command in [
-        "serve", "demo", "simulate", "submit", "get", "wait", "list", "cancel", "resolve", "reopen", "doctor", "config", "openapi",
-        "script",
+        "serve", "demo", "simulate", "submit", "get", "wait", "list", "cancel", "resolve", "reopen", "doctor", "config",
+        "openapi", "script",
     ] {
         assert!(help.contains(&format!("\n  {command} ")), "{command} is not in\n{help}");
     }
@@ -216,7 +217,8 @@ async fn every_problem_of_a_configuration_is_told_at_once() {
     assert_eq!(refused.stdout, "");
     let refused = home.run(&["--json", "config", "check"]).await.expect(2).json();
     assert_eq!(refused["ok"], json!(false));
-    let keys: Vec<&str> = refused["problems"].as_array().unwrap().iter().map(|problem| problem["key"].as_str().unwrap()).collect();
+    let keys: Vec<&str> =
+        refused["problems"].as_array().unwrap().iter().map(|problem| problem["key"].as_str().unwrap()).collect();
     assert!(keys.contains(&"route.print.attempts"), "{keys:?}");
     home.run(&["serve"]).await.expect(2);
     home.run(&["doctor"]).await.expect(2);
@@ -483,7 +485,18 @@ async fn the_doctor_finds_a_private_redis_well() {
     let home = Home::new(SHOP);
     let doctor = home.run(&["--json", "doctor"]).await.expect(0).json();
     assert_eq!(doctor["ok"], json!(true));
-    for check in ["configuration", "private redis", "schema", "version", "eviction", "role", "persistence", "memory", "canary script", "clock"] {
+    for check in [
+        "configuration",
+        "private redis",
+        "schema",
+        "version",
+        "eviction",
+        "role",
+        "persistence",
+        "memory",
+        "canary script",
+        "clock",
+    ] {
         let finding = doctor["findings"].as_array().unwrap().iter().find(|finding| finding["check"] == json!(check));
         let finding = finding.unwrap_or_else(|| panic!("{check} is not in {doctor:#}"));
         assert_ne!(finding["verdict"], json!("bad"), "{finding}");
