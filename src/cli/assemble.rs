@@ -151,20 +151,20 @@ mod tests {
         let config = load(&[
             ("provider.laser.base_url", "http://127.0.0.1:1"),
             ("provider.inkjet.base_url", "http://127.0.0.1:2"),
-            ("provider.laser.timeouts", "{ total = '7s' }"),
-            ("route.print.providers", "['inkjet', 'laser']"),
+            ("provider.laser.timeouts", r#"{ total = "7s" }"#),
+            ("route.print.providers", r#"["inkjet", "laser"]"#),
             ("route.print.class", "race"),
             ("route.print.effects", "pure"),
-            ("route.print.race", "{ after = '2s', max = 2 }"),
+            ("route.print.race", r#"{ after = "2s", max = 2 }"#),
             ("route.print.attempts", "5"),
             ("route.print.deadline", "90s"),
             ("route.print.gate", "off"),
-            ("route.print.failover_on", "['rejected:503', 'invalid_output']"),
+            ("route.print.failover_on", r#"["rejected:503", "invalid_output"]"#),
             ("route.print.backoff", "50ms"),
             ("route.print.retention", "1h"),
             ("route.print.key_life", "2h"),
             ("route.print.on_failure", "release"),
-            ("route.print.fingerprint_ignore", "['/at']"),
+            ("route.print.fingerprint_ignore", r#"["/at"]"#),
         ]);
         let [route] = <[Route; 1]>::try_from(routes(&config)).unwrap();
         assert_eq!(route.class, Class::Race);

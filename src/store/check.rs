@@ -126,7 +126,7 @@ impl Store {
     /// # Errors
     /// What a submit would meet.
     pub async fn canary(&self) -> Result<(), StoreError> {
-        let absent = [0; 16];
+        let absent = [0_u8; 16];
         let mut command = redis::cmd("EVALSHA");
         command.arg(Script::ReopenJob.sha1());
         let arguments = |command: &mut redis::Cmd| {
