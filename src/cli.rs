@@ -1,8 +1,8 @@
 //! The command line: arguments, output, exit codes. One file a command in `cli/`.
 //!
-//! Data goes to stdout, words go to stderr; `--json` makes the data JSON, one document a call. What a program needs to know is in the
-//! exit code ([`Exit`]), which `--help` documents. Commands about jobs talk HTTP to a gateway, as any client would: they have no other
-//! way to a job than everybody has.
+//! Data goes to stdout, words go to stderr; `--json` makes the data JSON, one document a call. What a program needs to know is in
+//! the exit code ([`Exit`]), which `--help` documents. Commands about jobs talk HTTP to a gateway, as any client would: they have
+//! no other way to a job than everybody has.
 //!
 //! Deliberately not here: settings of the gateway (they are keys of the configuration, and `--set` sets each), rules about jobs.
 
@@ -154,19 +154,17 @@ impl Exit {
     fn meaning(self) -> &'static str {
         match self {
             Exit::Done => "done; of a job that was waited for: succeeded",
-            Exit::Failed => "the job ended as failed; the demo or the doctor found something wrong",
+            Exit::Failed => "the job ended as failed; the demo found something not as promised",
             Exit::Usage => "the arguments, the configuration or the request are refused",
             Exit::Conflict => "the key stands for another request, or the job's state does not allow the call",
-            Exit::Unknown => {
-                "nobody knows whether it happened: the job is unknown or indeterminate; of serve: attempts were left unknown"
-            }
+            Exit::Unknown => "nobody knows whether it happened (unknown, indeterminate); serve left attempts unknown",
             Exit::NotFound => "there is no such job, or it is no longer kept",
             Exit::Unavailable => "the gateway or Redis cannot be reached or cannot be used; try again later",
             Exit::Timeout => "the time to wait was over; the job goes on",
             Exit::Unauthorized => "the token is missing, not known, or not allowed to do this",
             Exit::Internal => "a bug, here or in the gateway",
             Exit::Canceled => "the job ended as canceled",
-            Exit::Interrupted => "a second signal ended it at once",
+            Exit::Interrupted => "a signal ended it at once",
         }
     }
 

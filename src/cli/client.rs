@@ -1,7 +1,8 @@
 //! The HTTP client of the commands about jobs.
 //!
-//! Every call has a deadline, and none is repeated behind the caller's back: the library's own repetition is off. What may safely be
-//! sent again (a submit with its key, a change with its request id, a read) is sent again here, a bounded number of times, and said.
+//! Every call has a deadline, and none is repeated behind the caller's back: the library's own repetition is off. What may safely
+//! be sent again (a submit with its key, a change with its request id, a read) is sent again here, a bounded number of times, and
+//! it is said.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! `onejob demo`: a gateway on a Redis of its own, a print shop with two simulated printers over real HTTP, and what goes wrong between
-//! a client and a printer. What it claims it checks: against the gateway's answers and against the printers' own ledgers.
+//! `onejob demo`: a gateway on a Redis of its own, a print shop with two simulated printers over real HTTP, and what goes wrong
+//! between a client and a printer. What it claims it checks: against the gateway's answers and against the printers' own ledgers.
 //!
 //! Everything goes through the front door: the gateway is asked over HTTP, and so are the ledgers.
 
@@ -23,7 +23,7 @@ use super::{Context, Exit, Failure, OrExit as _, say, show};
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a situation may take to come about.
 const SITUATION_DEADLINE: Duration = Duration::from_secs(10);
-/// How long the gateway waits for a printer before it does not know. The laser's is a situation's length; the inkjet's is never reached.
+/// How long the gateway waits for a printer before it does not know: the laser's is waited out, the inkjet's is never reached.
 const LASER_TOTAL: &str = "1500ms";
 const INKJET_TOTAL: &str = "10s";
 /// How long a printer takes that is slow, but not too slow: much longer than the other one takes to be sent for and to print.
@@ -192,9 +192,13 @@ impl Row {
     }
 
     fn to_json(&self) -> Value {
-        let Row { situation, outcome, job, state, executions, differences } = self;
         json!({
-            "situation": situation, "outcome": outcome, "job": job, "state": state, "executions": executions, "differences": differences,
+            "situation": self.situation,
+            "outcome": self.outcome,
+            "job": self.job,
+            "state": self.state,
+            "executions": self.executions,
+            "differences": self.differences,
         })
     }
 }
@@ -391,9 +395,11 @@ the gateway  {url}   routes: print (inkjet, then laser), photo (laser), preview 
 the ledgers  {inkjet}/ledger  {laser}/ledger
 
 try, more than once:
-  curl -i {url}/v1/jobs -H 'Content-Type: application/json' -H 'Idempotency-Key: "mine-1"' -d '{{"route":"print","input":{{"file":"a.pdf"}}}}'
-  curl -i {url}/v1/jobs -H 'Content-Type: application/json' -H 'Idempotency-Key: "mine-2"' -d '{{"route":"photo","input":{{"simulate":"hang"}}}}'
-  onejob --json list --gateway {url}
+  curl -i {url}/v1/jobs -H 'content-type: application/json' -H 'idempotency-key: "mine-1"' \
+    -d '{{"route":"print","input":{{"file":"a.pdf"}}}}'
+  curl -i {url}/v1/jobs -H 'content-type: application/json' -H 'idempotency-key: "mine-2"' \
+    -d '{{"route":"photo","input":{{"simulate":"hang"}}}}'
+  onejob list --gateway {url}
 Ctrl-C ends it."#
         ));
     }

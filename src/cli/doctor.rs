@@ -145,9 +145,11 @@ fn check_descriptors(settings: &Config, findings: &mut Vec<Finding>) {
         Some(limit) if limit < wanted => findings.push(Finding::warning(
             "descriptors",
             format!("this shell allows {limit} open files; the limits of the configuration add up to {wanted}"),
-            format!("raise it for the gateway (ulimit -n {wanted}, LimitNOFILE={wanted}), or lower server.connections_max and limits.in_flight"),
+            format!("ulimit -n {wanted} (LimitNOFILE={wanted}), or lower server.connections_max and limits.in_flight"),
         )),
-        Some(limit) => findings.push(Finding::good("descriptors", format!("{limit} open files are allowed, {wanted} may be needed"))),
+        Some(limit) => {
+            findings.push(Finding::good("descriptors", format!("{limit} open files are allowed, {wanted} may be needed")));
+        }
         None => findings.push(Finding::good("descriptors", "open files have no limit")),
     }
 }

@@ -8,14 +8,17 @@ use super::show::Spinner;
 use super::signals::Signals;
 use super::{Context, Exit, Failure, config, say};
 
-/// Stopping: on SIGTERM or Ctrl-C nothing new is accepted, running attempts have `runtime.drain` to finish, the rest is marked unknown
-/// and counted; a second signal ends it at once, and leaves running attempts to their leases.
+const STOPPING: &str = "\
+On SIGTERM or Ctrl-C nothing new is accepted, running attempts have runtime.drain to finish, and the rest is marked unknown and
+counted (exit code 4). A second signal ends it at once and leaves running attempts to their leases (exit code 130).";
+
 #[derive(clap::Args)]
+#[command(after_help = STOPPING)]
 pub(super) struct Arguments {
     /// Where to listen; the same as --set server.listen=…
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<std::net::SocketAddr>,
-    /// Which Redis; the same as --set redis.url=… but visible to whoever lists processes: a password goes into ONEJOB_REDIS__URL.
+    /// Which Redis; the same as --set redis.url=…. Whoever lists processes sees it: a password goes into ONEJOB_REDIS__URL.
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
 }
@@ -75,7 +78,6 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
 fn told(drained: Drained) -> String {
     let Drained { running, unknown, unwritten } = drained;
     let finished = running.saturating_sub(unknown + unwritten);
-    format!(
-        "stopped: {running} attempts were running, {finished} finished, {unknown} are unknown, {unwritten} could not be written down"
-    )
+    let lost = format!("{unknown} are unknown, {unwritten} could not be written down");
+    format!("stopped: {running} attempts were running, {finished} finished, {lost}")
 }

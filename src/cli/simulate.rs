@@ -9,8 +9,8 @@ use super::signals::Signals;
 use super::{Context, Exit, Failure, say};
 
 const BEHAVIOURS: &str = "\
-Behaviours: words separated by commas, for example delay=200ms,drop. The header onejob-simulate or the member \"simulate\" of a JSON
-body chooses one for a request; PUT /behaviour changes the default.
+Behaviours: words separated by commas, for example delay=200ms,drop. The header onejob-simulate or the member \"simulate\" of a
+JSON body chooses one for a request; PUT /behaviour changes the default.
   succeed            executes and answers 200: what happens anyway if nothing else is said
   status=N           executes, then answers N
   refuse_status=N    answers N and does not execute

@@ -352,7 +352,7 @@ async fn a_job_goes_from_the_command_line_to_the_provider_and_back() {
 #[tokio::test]
 async fn the_exit_code_says_how_a_job_ended() {
     let home = Home::new(SHOP);
-    let gateway = home.serve(&[]).await;
+    let gateway = home.serve(&["--set", "runtime.drain=100ms"]).await;
     let id = |ended: Ended| ended.json()["id"].as_str().unwrap().to_owned();
     let submit = async |route: &str, input: &str, key: &str| gateway.ask(&["submit", route, input, "--key", key, "--wait"]).await;
 
