@@ -73,7 +73,7 @@ fn report(rows: &[Row], context: &Context) -> Exit {
     context.print(&json!({ "situations": data }), || {
         let mut table = show::table(&["situation", "what came of it", "job", "state", "printed"]);
         for row in rows {
-            table.add_row([row.situation, &row.outcome, &row.job, &row.state, &row.printed()]);
+            table.add_row([row.situation, row.shown(), &row.job, &row.state, &row.printed()]);
         }
         show::lines(&table)
     });
@@ -184,6 +184,10 @@ impl Row {
         if actual != promised {
             self.differences.push(format!("{what} is {actual:?}, promised is {promised:?}"));
         }
+    }
+
+    fn shown(&self) -> &str {
+        if self.differences.is_empty() { &self.outcome } else { "NOT AS PROMISED, see below" }
     }
 
     fn printed(&self) -> String {
