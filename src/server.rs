@@ -65,6 +65,8 @@ use problem::{Kind, Problem};
 const BACKLOG: u32 = 1024;
 /// How long to wait after an accept that failed, such as for too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Bytes of request bodies that are held at once, unless the options say otherwise; or four bodies of the largest size, if that is more.
+const BODIES_BYTES_MAX: usize = 256 << 20;
 /// Requests at once on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 100;
 /// How long a client may take to read its answer once nothing else happens on its connection.
@@ -85,6 +87,8 @@ pub struct ServerOptions {
     pub owners: Owners,
     /// Largest request body.
     pub body_bytes_max: usize,
+    /// Most bytes of request bodies held at once, all requests together, until their jobs are claimed. Beyond: 503.
+    pub bodies_bytes_max: usize,
     /// Largest request head.
     pub head_bytes_max: usize,
     /// Most header lines of a request.
@@ -135,6 +139,7 @@ impl ServerOptions {
             listen: server.listen,
             owners,
             body_bytes_max: server.body_bytes_max,
+            bodies_bytes_max: BODIES_BYTES_MAX.max(server.body_bytes_max.saturating_mul(4)),
             head_bytes_max: server.head_bytes_max,
             headers_max: server.headers_max,
             connections_max: server.connections_max,
@@ -203,7 +208,7 @@ impl Gateway {
         socket.bind(options.listen)?;
         let listener = socket.listen(BACKLOG)?;
         let addr = listener.local_addr()?;
-        let bodies = body::BODIES_BYTES_MAX.max(4 * options.body_bytes_max) / body::BODY_STEP_BYTES;
+        let bodies = options.bodies_bytes_max.div_ceil(body::BODY_STEP_BYTES);
         let app = Arc::new(App {
             runtime,
             options,

@@ -14,9 +14,7 @@ use crate::server::App;
 use crate::server::headers::single;
 use crate::server::problem::{Kind, Problem};
 
-/// Most bytes of request bodies that are held at once, all requests together; at least four bodies of the largest size.
-pub(crate) const BODIES_BYTES_MAX: usize = 256 << 20;
-/// In which steps a body's share of [`BODIES_BYTES_MAX`] grows.
+/// In which steps a body's share of the memory for bodies grows.
 pub(crate) const BODY_STEP_BYTES: usize = 16 << 10;
 
 /// A body, and its share of the memory for bodies.

@@ -9,9 +9,10 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{RawPathParams, State};
+use axum::extract::{RawPathParams, Request, State};
 use axum::response::{IntoResponse, Response};
 use http::header::{self, HeaderName, HeaderValue};
+use http::request::Parts;
 use http::{HeaderMap, Method, StatusCode, Uri};
 
 use crate::config::Role;
@@ -49,12 +50,10 @@ pub(crate) async fn proxy(
     caller: Caller,
     IdempotencyKey(key): IdempotencyKey,
     params: RawPathParams,
-    method: Method,
-    uri: Uri,
-    headers: HeaderMap,
-    body: Body,
+    request: Request,
 ) -> Result<Response, Problem> {
     caller.must(Role::Submit)?;
+    let (Parts { method, uri, headers, .. }, body) = request.into_parts();
     let route = route_of(&params)?;
     let content_type = content_type(&headers)?;
     let forwarded = forwarded(&app, &route, &headers)?;

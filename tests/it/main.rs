@@ -4,5 +4,14 @@
 
 mod cli;
 mod config;
+mod contract;
+mod http_attempts;
+mod http_auth;
+mod http_health;
+mod http_jobs;
+mod http_limits;
+mod http_proxy;
+mod http_support;
+mod http_wait;
 mod private_redis;
 mod tidy;
