@@ -1,3 +1,9 @@
-//! The gateway and its command line.
+//! The gateway and its command line: everything is in `cli.rs`.
 
-fn main() {}
+use std::process::ExitCode;
+
+mod cli;
+
+fn main() -> ExitCode {
+    cli::main()
+}

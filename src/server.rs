@@ -1,13 +1,15 @@
 //! The HTTP gateway: the router, and the loop that accepts connections.
 //!
-//! What is asked goes to the runtime and comes back; nothing is decided here but who may ask and in which words it is answered. The client's
-//! going away changes nothing: what changes a job runs on a task of its own. Every limit has a name: head, headers, body, bodies together,
-//! connections, streams, waits, and how long a client may be idle, slow or deaf.
+//! What is asked goes to the runtime and comes back; nothing is decided here but who may ask and in which words it is answered.
+//! The client's going away changes nothing: what changes a job runs on a task of its own. Every limit has a name: head, headers,
+//! body, bodies together, connections, streams, waits, and how long a client may be idle, slow or deaf.
 //!
-//! Deliberately not here: TLS (something in front has it), sessions, a list of all jobs, HTML. The contract is `docs/PROTOCOL.md`, "HTTP";
+//! Deliberately not here: TLS (something in front has it), sessions, a list of all jobs, HTML. The contract is
+//! `docs/PROTOCOL.md`, "HTTP";
 //! [`openapi`] describes it for programs.
 //!
-//! A head that is larger than twice its limit, or that does not come in time, is answered below this code: with a bare 431, or by closing.
+//! A head that is larger than twice its limit, or that does not come in time, is answered below this code: with a bare 431, or by
+//! closing.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -65,7 +67,8 @@ use problem::{Kind, Problem};
 const BACKLOG: u32 = 1024;
 /// How long to wait after an accept that failed, such as for too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Bytes of request bodies that are held at once, unless the options say otherwise; or four bodies of the largest size, if that is more.
+/// Bytes of request bodies that are held at once, unless the options say otherwise; or four bodies of the largest size, if that
+/// is more.
 const BODIES_BYTES_MAX: usize = 256 << 20;
 /// Requests at once on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 100;

@@ -19,7 +19,7 @@ const VARIABLE_PREFIX: &str = "ONEJOB_";
 /// What stands in a variable's name for the dot in a key.
 const VARIABLE_DOT: &str = "__";
 /// Variables with our prefix that the command line reads: no settings.
-const VARIABLES_OF_THE_COMMAND_LINE: [&str; 4] = ["ONEJOB_CONFIG", "ONEJOB_LOG", "ONEJOB_TOKEN", "ONEJOB_URL"];
+const VARIABLES_OF_THE_COMMAND_LINE: [&str; 4] = ["ONEJOB_CONFIG", "ONEJOB_GATEWAY", "ONEJOB_LOG", "ONEJOB_TOKEN"];
 /// Most problems that are told at once: a file of another program would otherwise fill the screen.
 const PROBLEMS_MAX: usize = 100;
 /// Longest value that a problem repeats, in characters.
@@ -47,7 +47,7 @@ pub enum Environment {
 
 impl Environment {
     /// The value of a variable.
-    pub(super) fn get(&self, name: &str) -> Option<String> {
+    pub fn get(&self, name: &str) -> Option<String> {
         match self {
             Environment::Process => process_variables().find(|(known, _)| known == name).map(|(_, value)| value),
             Environment::Given(variables) => variables.get(name).cloned(),

@@ -257,7 +257,7 @@ fn route(name: &str, class: Class, providers: &[&str]) -> Route {
         plan: Plan {
             providers: providers.len().max(1),
             attempts_max: 3,
-            failover_on: vec![FailoverOn::NotSent, FailoverOn::Rejected(429)],
+            failover_on: vec![FailoverOn::NotSent, FailoverOn::Rejected { status: 429 }],
             gate: Gate::Off,
             backoff: Duration::from_millis(50),
         },

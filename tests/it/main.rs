@@ -8,6 +8,7 @@
 mod contract;
 
 mod cases;
+mod cli;
 mod config;
 mod http_attempts;
 mod http_auth;

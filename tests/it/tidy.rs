@@ -201,7 +201,7 @@ fn every_status_of_a_reply_is_documented_and_given() {
             problems.push(format!("lua/{}.lua: REPLY documents {documented:?}, the code gives {given:?}", script.name));
         }
         if script.body.matches("reply(").count()
-            != ["return reply('", "local out = reply('"].map(|plain| script.body.matches(plain).count()).iter().sum()
+            != ["return reply('", "local out = reply('"].map(|plain| script.body.matches(plain).count()).iter().sum::<usize>()
         {
             problems.push(format!(
                 "lua/{}.lua: a reply is neither returned at once nor filled and returned, or its status is not a plain text",

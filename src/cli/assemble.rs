@@ -1,0 +1,180 @@
+//! From a checked configuration to the options of each part. Starts nothing but simulated providers.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use onejob::config::{self, Adapter, Config};
+use onejob::policy::Plan;
+use onejob::provider::http::{HttpOptions, HttpProvider};
+use onejob::provider::simulated::{Keys, Simulated, SimulatedOptions};
+use onejob::runtime::{ProviderSlot, Route, RuntimeOptions};
+use onejob::server::{Owners, RenderMetrics, ServerOptions};
+use onejob::store::{Eviction, StoreOptions};
+
+use super::{Exit, Failure, OrExit as _};
+
+pub(super) fn store_options(config: &Config, url: &str) -> StoreOptions {
+    let config::Redis { prefix, lanes, pool_max, connect_timeout, response_timeout, allow_eviction, .. } = &config.redis;
+    StoreOptions {
+        url: url.to_owned(),
+        prefix: prefix.clone(),
+        lanes: *lanes,
+        pool_max: *pool_max,
+        connect_timeout: *connect_timeout,
+        response_timeout: *response_timeout,
+        eviction: if *allow_eviction { Eviction::Allowed } else { Eviction::Refused },
+        blob_bytes_min: config.runtime.blob_bytes_min,
+        blob_grace: config.runtime.blob_grace,
+    }
+}
+
+pub(super) fn runtime_options(config: &Config) -> RuntimeOptions {
+    RuntimeOptions {
+        gateway: host_name(),
+        lease: config.runtime.lease,
+        lease_margin: config.runtime.lease_margin,
+        sweep: config.runtime.sweep,
+        jobs_max: config.runtime.jobs_max,
+        waiters_max: config.server.waiters_max,
+    }
+}
+
+pub(super) fn server_options(config: &Config, metrics: RenderMetrics) -> Result<ServerOptions, Failure> {
+    let trusted_header = config.server.trusted_owner_header.as_deref();
+    let owners = Owners::from_config(&config.owner, trusted_header).or_exit(Exit::Usage)?;
+    let forward = |(name, route): (&String, &config::Route)| (name.clone(), route.forward_headers.clone());
+    Ok(ServerOptions {
+        forward_headers: config.route.iter().map(forward).collect(),
+        metrics: Some(metrics),
+        ..ServerOptions::from_config(&config.server, owners)
+    })
+}
+
+pub(super) fn routes(config: &Config) -> Vec<Route> {
+    config.route.iter().map(|(name, route)| self::route(config, name, route)).collect()
+}
+
+fn route(config: &Config, name: &str, route: &config::Route) -> Route {
+    Route {
+        name: name.to_owned(),
+        class: route.class,
+        providers: route.providers.clone(),
+        deadline: Some(route.deadline),
+        rules: config.rules(route),
+        plan: Plan {
+            providers: route.providers.len(),
+            attempts_max: route.attempts,
+            failover_on: route.failover_on.clone(),
+            gate: route.gate,
+            backoff: route.backoff,
+        },
+        fingerprint_ignore: route.fingerprint_ignore.clone(),
+    }
+}
+
+/// Builds every provider. One of adapter `simulated` is started here, on a loopback port, and reached over HTTP as any other.
+pub(super) async fn providers(config: &Config) -> Result<(Vec<ProviderSlot>, Vec<(String, Simulated)>), Failure> {
+    let (mut slots, mut started) = (Vec::new(), Vec::new());
+    for (name, entry) in &config.provider {
+        let mut options = http_options(config, name, entry);
+        match entry.adapter {
+            Adapter::Http => {}
+            Adapter::Simulated => {
+                let simulated = simulate(name, entry).await?;
+                options.base_url = simulated.base_url();
+                started.push((name.clone(), simulated));
+            }
+        }
+        let provider = HttpProvider::new(name, options).or_exit(Exit::Usage)?;
+        slots.push(ProviderSlot {
+            name: name.clone(),
+            provider: Arc::new(provider),
+            total: entry.timeouts.total,
+            in_flight_max: entry.limits.in_flight,
+        });
+    }
+    Ok((slots, started))
+}
+
+pub(super) fn http_options(config: &Config, name: &str, entry: &config::ProviderEntry) -> HttpOptions {
+    let bearer = config.bearer(name).map(|secret| secret.reveal().to_owned());
+    HttpOptions::from_entry(entry, bearer, config.runtime.result_bytes_max)
+}
+
+async fn simulate(name: &str, entry: &config::ProviderEntry) -> Result<Simulated, Failure> {
+    let default = SimulatedOptions::default();
+    let options = SimulatedOptions {
+        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        name: name.to_owned(),
+        behaviour: entry.behaviour.clone().unwrap_or(default.behaviour),
+        keys: if entry.idempotency.is_some() { Keys::Honoured } else { Keys::Ignored },
+        model: default.model,
+    };
+    Simulated::start(options).await.map_err(|error| Failure::new(Exit::Usage, format!("provider.{name}: {error}")))
+}
+
+/// This gateway's label. Ownership hangs on tokens: two of one name do no harm.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name: String = name.trim().chars().filter(char::is_ascii_graphic).take(64).collect();
+    if name.is_empty() { "gateway".to_owned() } else { name }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    use onejob::config::{Environment, Sources};
+    use onejob::job::Class;
+    use onejob::policy::{FailoverOn, Gate};
+
+    use super::*;
+
+    fn load(settings: &[(&str, &str)]) -> Config {
+        let overrides = settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        Config::load(Sources { file: None, overrides, environment: Environment::Given(BTreeMap::new()) }).unwrap()
+    }
+
+    #[test]
+    fn a_route_keeps_every_rule_that_its_configuration_says() {
+        let config = load(&[
+            ("provider.laser.base_url", "http://127.0.0.1:1"),
+            ("provider.inkjet.base_url", "http://127.0.0.1:2"),
+            ("provider.laser.timeouts", r#"{ total = "7s" }"#),
+            ("route.print.providers", r#"["inkjet", "laser"]"#),
+            ("route.print.class", "race"),
+            ("route.print.effects", "pure"),
+            ("route.print.race", r#"{ after = "2s", max = 2 }"#),
+            ("route.print.attempts", "5"),
+            ("route.print.deadline", "90s"),
+            ("route.print.gate", "off"),
+            ("route.print.failover_on", r#"["rejected:503", "invalid_output"]"#),
+            ("route.print.backoff", "50ms"),
+            ("route.print.retention", "1h"),
+            ("route.print.key_life", "2h"),
+            ("route.print.on_failure", "release"),
+            ("route.print.fingerprint_ignore", r#"["/at"]"#),
+        ]);
+        let [route] = <[Route; 1]>::try_from(routes(&config)).unwrap();
+        assert_eq!(route.class, Class::Race);
+        assert_eq!(route.providers, ["inkjet", "laser"]);
+        assert_eq!(route.deadline, Some(Duration::from_secs(90)));
+        assert_eq!(route.fingerprint_ignore, ["/at"]);
+        assert_eq!(
+            route.plan,
+            Plan {
+                providers: 2,
+                attempts_max: 5,
+                failover_on: vec![FailoverOn::Rejected { status: 503 }, FailoverOn::InvalidOutput],
+                gate: Gate::Off,
+                backoff: Duration::from_millis(50),
+            }
+        );
+        let rules = route.rules;
+        assert_eq!((rules.attempts_max, rules.race_max, rules.race_after_ms), (5, 2, 2000));
+        assert_eq!((rules.key_life_ms, rules.retention_ms, rules.releases_on_failure), (7_200_000, 3_600_000, true));
+        // The pause, the kernel's patience, the slowest provider, the clock's step: 30 s + 20 s + 120 s + 1 s.
+        assert_eq!(rules.quarantine_ms, 171_000);
+    }
+}

@@ -1,0 +1,79 @@
+//! `onejob config`: check, print or begin a configuration. Starts and connects nothing.
+
+use onejob::config::{Config, ConfigError, Problem, token_sha256};
+use serde_json::{Value, json};
+
+use super::{Context, Exit, Failure, print, say};
+
+#[derive(clap::Subcommand)]
+pub(super) enum Command {
+    /// Checks it: every problem at once, and for each route what one job may cost.
+    Check,
+    /// Prints what is in force, with where each value comes from; secrets hidden.
+    Print,
+    /// Makes a bearer token and the SHA-256 that names it in [owner.<name>] tokens_sha256.
+    Token,
+    /// Prints a commented example that loads as it is.
+    Example,
+}
+
+pub(super) fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
+    match command {
+        Command::Check => check(context),
+        Command::Print => {
+            let config = context.load()?;
+            context.print(&config.describe_json(), || config.describe());
+            Ok(Exit::Done)
+        }
+        Command::Token => {
+            token(context);
+            Ok(Exit::Done)
+        }
+        Command::Example => {
+            print(Config::example());
+            Ok(Exit::Done)
+        }
+    }
+}
+
+fn check(context: &Context) -> Result<Exit, Failure> {
+    let config = context.load().map_err(|error| {
+        let problem = json!({ "ok": false, "problems": problems(&error) });
+        Failure { problem: Some(problem), ..Failure::from(error) }
+    })?;
+    let (providers, routes) = (config.provider.len(), config.route.len());
+    let value = json!({ "ok": true, "providers": providers, "routes": config.describe_json()["routes"] });
+    context.print(&value, || format!("{}the configuration is good: {providers} providers, {routes} routes", follows(&config)));
+    Ok(Exit::Done)
+}
+
+/// What follows from each route's keys, a line each.
+pub(super) fn follows(config: &Config) -> String {
+    let line = |(name, route): (&String, &onejob::config::Route)| {
+        let calls = config.provider_calls_max(route);
+        let word = if calls == 1 { "call" } else { "calls" };
+        let quarantine = humantime::format_duration(config.quarantine(route));
+        format!("route {name}: at most {calls} provider {word} a job; quarantine {quarantine}\n")
+    };
+    config.route.iter().map(line).collect()
+}
+
+fn problems(error: &ConfigError) -> Vec<Value> {
+    match error {
+        ConfigError::Refused { problems } => problems.iter().map(problem).collect(),
+        ConfigError::Unreadable { .. } | ConfigError::Syntax { .. } => vec![json!({ "what": error.to_string() })],
+    }
+}
+
+fn problem(problem: &Problem) -> Value {
+    let Problem { key, value, origin, what, hint } = problem;
+    json!({ "key": key, "value": value, "origin": origin, "what": what, "hint": hint })
+}
+
+fn token(context: &Context) {
+    // 244 random bits: two random UUIDs.
+    let token = format!("oj-{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple());
+    let sha256 = token_sha256(&token);
+    context.print(&json!({ "token": token, "sha256": sha256 }), || format!("token   {token}\nsha256  {sha256}"));
+    say("The token goes to the client (ONEJOB_TOKEN), the SHA-256 into [owner.<name>] tokens_sha256. It is not shown again.");
+}

@@ -1,0 +1,305 @@
+//! `onejob doctor`: looks for what would keep a gateway from keeping its promises, says what it means and what to do.
+//!
+//! It changes nothing but the note of the schema version, which a first start would write too. Providers are not called.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use comfy_table::Cell;
+use onejob::config::Config;
+use onejob::error::StoreError;
+use onejob::provider::http::HttpProvider;
+use onejob::store::private_redis::{PrivateRedis, PrivateRedisError, PrivateRedisOptions};
+use onejob::store::{Eviction, RedisFacts, Store, StoreOptions};
+use rustix::process::{Resource, getrlimit};
+use serde_json::{Value, json};
+
+use super::{Context, Exit, Failure, assemble, config, say, show};
+
+/// How often the canary sings.
+const CANARY_RUNS: usize = 20;
+/// A slower median shows in every job's overhead: two round trips each.
+const CANARY_MEDIAN_MAX: Duration = Duration::from_millis(5);
+/// Record times come from Redis; clocks further apart make logs and job ids hard to compare.
+const CLOCK_OFFSET_MAX_MS: u64 = 500;
+/// A fuller Redis is near to refusing new jobs.
+const MEMORY_PERCENT_MAX: u64 = 80;
+/// Descriptors that a gateway needs beside those of its clients.
+const DESCRIPTORS_RESERVED: u64 = 256;
+
+/// What was found of one thing.
+struct Finding {
+    check: &'static str,
+    verdict: Verdict,
+    found: String,
+    /// What it means, and what to do; empty if it is well.
+    advice: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Good,
+    Warning,
+    Bad(Exit),
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Verdict::Good => "good",
+            Verdict::Warning => "warning",
+            Verdict::Bad(_) => "bad",
+        }
+    }
+}
+
+impl Finding {
+    fn good(check: &'static str, found: impl Into<String>) -> Self {
+        Finding { check, verdict: Verdict::Good, found: found.into(), advice: String::new() }
+    }
+
+    fn warning(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Finding { check, verdict: Verdict::Warning, found: found.into(), advice: advice.into() }
+    }
+
+    fn bad(check: &'static str, exit: Exit, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Finding { check, verdict: Verdict::Bad(exit), found: found.into(), advice: advice.into() }
+    }
+
+    fn to_json(&self) -> Value {
+        json!({ "check": self.check, "verdict": self.verdict.word(), "found": self.found, "advice": self.advice })
+    }
+}
+
+pub(super) async fn run(context: &Context) -> Result<Exit, Failure> {
+    let mut findings = Vec::new();
+    match context.load() {
+        Err(error) => findings.push(Finding::bad(
+            "configuration",
+            Exit::Usage,
+            error.to_string(),
+            "correct it; `onejob config example` prints one that loads",
+        )),
+        Ok(config) => {
+            check_configuration(&config, &mut findings);
+            check_providers(&config, &mut findings);
+            check_descriptors(&config, &mut findings);
+            check_redis(&config, &mut findings).await;
+        }
+    }
+    let bad = findings.iter().find_map(|finding| match finding.verdict {
+        Verdict::Bad(exit) => Some(exit),
+        Verdict::Good | Verdict::Warning => None,
+    });
+    let exit = bad.unwrap_or(Exit::Done);
+    let value = json!({ "ok": bad.is_none(), "findings": findings.iter().map(Finding::to_json).collect::<Vec<_>>() });
+    context.print(&value, || rows(&findings));
+    let count = |word: &str| findings.iter().filter(|finding| finding.verdict.word() == word).count();
+    say(format_args!("{} good, {} warnings, {} bad", count("good"), count("warning"), count("bad")));
+    Ok(exit)
+}
+
+fn rows(findings: &[Finding]) -> String {
+    let mut table = show::table(&["check", "verdict", "found"]);
+    for finding in findings {
+        let mut text = finding.found.clone();
+        if !finding.advice.is_empty() {
+            text = format!("{text}\n→ {}", finding.advice);
+        }
+        table.add_row([Cell::new(finding.check), Cell::new(finding.verdict.word()), Cell::new(text)]);
+    }
+    show::lines(&table)
+}
+
+fn check_configuration(settings: &Config, findings: &mut Vec<Finding>) {
+    let (providers, routes) = (settings.provider.len(), settings.route.len());
+    if routes == 0 {
+        let advice = "nothing can be submitted; `onejob config example` shows a route";
+        findings.push(Finding::warning("configuration", "it has no route", advice));
+    } else {
+        findings.push(Finding::good("configuration", format!("{providers} providers\n{}", config::follows(settings).trim_end())));
+    }
+    let listen = settings.server.listen;
+    if settings.owner.is_empty() {
+        let found = format!("nobody needs a token at {listen}");
+        findings.push(Finding::warning("owners", found, "whoever reaches the address may do everything; add an [owner.<name>]"));
+    } else {
+        findings.push(Finding::good("owners", format!("{} owners", settings.owner.len())));
+    }
+}
+
+fn check_providers(settings: &Config, findings: &mut Vec<Finding>) {
+    for (name, entry) in &settings.provider {
+        let options = assemble::http_options(settings, name, entry);
+        if entry.adapter == onejob::config::Adapter::Http
+            && let Err(error) = HttpProvider::new(name, options)
+        {
+            findings.push(Finding::bad("provider", Exit::Usage, error.to_string(), "correct its entry; it was not called"));
+        }
+    }
+}
+
+fn check_descriptors(settings: &Config, findings: &mut Vec<Finding>) {
+    let providers: usize = settings.provider.values().map(|provider| provider.limits.in_flight).sum();
+    let wanted = (settings.server.connections_max + providers + settings.redis.pool_max) as u64 + DESCRIPTORS_RESERVED;
+    match getrlimit(Resource::Nofile).current {
+        Some(limit) if limit < wanted => findings.push(Finding::warning(
+            "descriptors",
+            format!("this shell allows {limit} open files; the limits of the configuration add up to {wanted}"),
+            format!("ulimit -n {wanted} (LimitNOFILE={wanted}), or lower server.connections_max and limits.in_flight"),
+        )),
+        Some(limit) => {
+            findings.push(Finding::good("descriptors", format!("{limit} open files are allowed, {wanted} may be needed")));
+        }
+        None => findings.push(Finding::good("descriptors", "open files have no limit")),
+    }
+}
+
+async fn check_redis(settings: &Config, findings: &mut Vec<Finding>) {
+    if let Some(url) = &settings.redis.url {
+        return check_store(settings, url.reveal(), findings).await;
+    }
+    let (data_dir, server) = (settings.redis.data_dir.clone(), settings.redis.server.clone());
+    match PrivateRedis::start(PrivateRedisOptions { data_dir: data_dir.clone(), server }).await {
+        Ok(private_redis) => {
+            findings.push(Finding::good("private redis", format!("redis-server runs in {}", data_dir.display())));
+            check_store(settings, private_redis.url(), findings).await;
+            private_redis.stop().await;
+        }
+        Err(error @ PrivateRedisError::InUse { .. }) => {
+            findings.push(Finding::good("private redis", format!("{error}: if that is your gateway, ask its /readyz")));
+        }
+        Err(error) => findings.push(Finding::bad(
+            "private redis",
+            Exit::Unavailable,
+            error.to_string(),
+            "a private redis-server is for one machine; with redis.url the gateway uses yours",
+        )),
+    }
+}
+
+async fn check_store(settings: &Config, url: &str, findings: &mut Vec<Finding>) {
+    // An evicting Redis is looked at like any other; the verdict is told below.
+    let options = StoreOptions { eviction: Eviction::Allowed, ..assemble::store_options(settings, url) };
+    let store = match Store::connect(options).await {
+        Ok((store, _)) => store,
+        Err(error) => return findings.push(unusable(&error)),
+    };
+    findings.push(Finding::good("schema", format!("the records under {:?} are ours to read", settings.redis.prefix)));
+    match store.facts().await {
+        Ok(facts) => check_facts(settings, &facts, findings),
+        Err(error) => findings.push(unusable(&error)),
+    }
+    check_canary(&store, findings).await;
+    check_clock(&store, findings);
+    store.close().await;
+}
+
+fn unusable(error: &StoreError) -> Finding {
+    let advice = match error {
+        StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. } => {
+            "see that redis runs and that redis.url leads to it; a gateway does not start without"
+        }
+        StoreError::Fatal { .. } => "a gateway does not start on it as it is",
+    };
+    Finding::bad("redis", Exit::Unavailable, error.to_string(), advice)
+}
+
+fn check_facts(settings: &Config, facts: &RedisFacts, findings: &mut Vec<Finding>) {
+    let unsaid =
+        |check| Finding::warning(check, "redis does not say (INFO is denied)", "look for yourself, or allow +info to its user");
+    findings.push(match &facts.version {
+        Some(version) => Finding::good("version", format!("redis {version}")),
+        None => unsaid("version"),
+    });
+    findings.push(match facts.maxmemory_policy.as_deref() {
+        Some("noeviction") => Finding::good("eviction", "noeviction"),
+        Some(policy) if settings.redis.allow_eviction => {
+            let found = format!("{policy}, and redis.allow_eviction is set");
+            Finding::warning(
+                "eviction",
+                found,
+                "open jobs may be evicted, and then they run twice: CONFIG SET maxmemory-policy noeviction",
+            )
+        }
+        Some(policy) => Finding::bad(
+            "eviction",
+            Exit::Unavailable,
+            policy,
+            "open jobs may be evicted, and then they run twice; a gateway does not start: CONFIG SET maxmemory-policy noeviction",
+        ),
+        None => unsaid("eviction"),
+    });
+    findings.push(match facts.role.as_deref() {
+        Some("master") => Finding::good("role", "master"),
+        Some(role) => Finding::bad("role", Exit::Unavailable, role, "a replica takes no jobs: let redis.url lead to the master"),
+        None => unsaid("role"),
+    });
+    findings.push(match facts.aof_enabled.as_deref() {
+        Some("1") => Finding::good("persistence", "it appends to a file"),
+        Some(_) => Finding::warning(
+            "persistence",
+            "appendonly is off",
+            "jobs since the last snapshot are lost when redis goes down, and may run twice: CONFIG SET appendonly yes",
+        ),
+        None => unsaid("persistence"),
+    });
+    findings.push(memory(facts));
+}
+
+fn memory(facts: &RedisFacts) -> Finding {
+    const MIB: u64 = 1 << 20;
+    match (facts.used_memory_bytes, facts.maxmemory_bytes) {
+        (Some(used), Some(0)) => Finding::good("memory", format!("{} MiB used, no limit of its own", used / MIB)),
+        (Some(used), Some(max)) if used.saturating_mul(100) / max > MEMORY_PERCENT_MAX => Finding::warning(
+            "memory",
+            format!("{} of {} MiB used", used / MIB, max / MIB),
+            "when it is full, new jobs are refused (503) and running ones still end: raise maxmemory, or lower retention",
+        ),
+        (Some(used), Some(max)) => Finding::good("memory", format!("{} of {} MiB used", used / MIB, max / MIB)),
+        (None, _) | (_, None) => {
+            Finding::warning("memory", "redis does not say", "look for yourself: a full redis refuses new jobs")
+        }
+    }
+}
+
+async fn check_canary(store: &Store, findings: &mut Vec<Finding>) {
+    let mut times = Vec::with_capacity(CANARY_RUNS);
+    for _ in 0..CANARY_RUNS {
+        let began = Instant::now();
+        if let Err(error) = store.canary().await {
+            let advice = "PING may work all the same; a submit would meet this too";
+            return findings.push(Finding::bad("canary script", Exit::Unavailable, error.to_string(), advice));
+        }
+        times.push(began.elapsed());
+    }
+    times.sort_unstable();
+    let (median, slowest) = (times[times.len() / 2], times[times.len() - 1]);
+    let found =
+        format!("median {:.2} ms, slowest {:.2} ms of {CANARY_RUNS}", median.as_secs_f64() * 1e3, slowest.as_secs_f64() * 1e3);
+    findings.push(if median > CANARY_MEDIAN_MAX {
+        Finding::warning(
+            "canary script",
+            found,
+            "each job takes two such round trips: bring the gateway nearer to redis, or see its SLOWLOG",
+        )
+    } else {
+        Finding::good("canary script", found)
+    });
+}
+
+fn check_clock(store: &Store, findings: &mut Vec<Finding>) {
+    let (theirs, ours) = (store.now_ms(), now_ms());
+    let found = format!("redis' clock is {} ms {} ours", theirs.abs_diff(ours), if theirs < ours { "behind" } else { "before" });
+    findings.push(if theirs.abs_diff(ours) > CLOCK_OFFSET_MAX_MS {
+        let advice = "nothing depends on it but the ids' order and your reading of logs; still, let NTP run on both";
+        Finding::warning("clock", found, advice)
+    } else {
+        Finding::good("clock", found)
+    });
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the one place that compares the two clocks")]
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

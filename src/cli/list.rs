@@ -1,0 +1,75 @@
+//! `onejob list`: the unknown jobs, the longest unknown first; or the open ones.
+
+use serde_json::Value;
+
+use super::client::{Call, Client, GatewayArguments};
+use super::{Context, Exit, Failure, say, show};
+
+#[derive(clap::Args)]
+pub(super) struct Arguments {
+    /// Which jobs.
+    #[arg(long, default_value = "unknown")]
+    state: State,
+    /// Most jobs to list.
+    #[arg(long, default_value_t = 100)]
+    limit: u32,
+    #[command(flatten)]
+    gateway: GatewayArguments,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum State {
+    Unknown,
+    Open,
+}
+
+impl State {
+    fn as_str(self) -> &'static str {
+        match self {
+            State::Unknown => "unknown",
+            State::Open => "open",
+        }
+    }
+}
+
+pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
+    let client = Client::new(&arguments.gateway)?;
+    let state = arguments.state.as_str();
+    let call = Call::get(format!("/v1/jobs?state={state}&limit={}", arguments.limit));
+    let list = client.send_safely(&call, "reading changes nothing").await?.into_data()?;
+    let jobs = list["jobs"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if jobs.is_empty() {
+        say(format_args!("no {state} jobs"));
+    }
+    context.print(&list, || rows(jobs));
+    Ok(Exit::Done)
+}
+
+fn rows(jobs: &[Value]) -> String {
+    if jobs.is_empty() {
+        return String::new();
+    }
+    let mut table = show::table(&["job", "state", "route", "owner", "attempts", "for", "reason"]);
+    for job in jobs {
+        let attempts = job["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let unknown = attempts.iter().find(|attempt| attempt["state"] == "unknown");
+        let reason = unknown.map_or_else(|| show::text(job, "reason"), |attempt| show::text(attempt, "reason"));
+        let since = unknown.and_then(|attempt| attempt["ended_ms"].as_u64()).or_else(|| job["created_ms"].as_u64());
+        table.add_row([
+            show::text(job, "id"),
+            show::text(job, "state"),
+            show::text(job, "route"),
+            show::text(job, "owner"),
+            attempts.len().to_string(),
+            since.map_or_else(String::new, |since| show::span(since, now_ms())),
+            show::cell(&reason),
+        ]);
+    }
+    show::lines(&table)
+}
+
+#[expect(clippy::disallowed_methods, reason = "only to tell a person roughly how old a job is")]
+fn now_ms() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
