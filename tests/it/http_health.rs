@@ -123,6 +123,12 @@ async fn the_description_and_the_router_have_the_same_paths() {
     let site = Site::start().await;
     let description: Value = serde_json::from_str(&onejob::server::openapi()).unwrap();
     assert_eq!(site.client("").get("/openapi.json").await.is(200).json(), description);
+    // Every reference leads somewhere.
+    let text = description.to_string();
+    for reference in text.split("\"$ref\":\"#").skip(1) {
+        let pointer = reference.split('"').next().unwrap();
+        assert!(description.pointer(pointer).is_some(), "{pointer}");
+    }
     let mut operations = BTreeSet::new();
     for (path, item) in description["paths"].as_object().unwrap() {
         let concrete = path

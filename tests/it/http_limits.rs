@@ -80,6 +80,7 @@ async fn who_waits_for_an_answer_is_not_disconnected() {
     let site = Site::with(|options| options.head_timeout = Duration::from_millis(200)).await;
     let alice = site.alice();
     let answer = alice.submit_with("print", "k", r#"{"simulate":"delay=1500ms"}"#, &[("prefer", "wait=20")]).await;
+    assert_eq!(answer.header("connection"), "");
     assert_eq!(answer.is(200).json()["state"], "succeeded");
 }
 
@@ -182,4 +183,19 @@ async fn bodies_that_do_not_fit_in_memory_together_are_503() {
     site.alice().submit("outside", "small", "{}").await.is(202);
     drop(slow);
     until("the other body fits", async || site.alice().submit("outside", "other", &body).await.status == 202).await;
+}
+
+/// HTTP/2 without TLS, as a proxy in front speaks it: many requests on one connection, and the same limits.
+#[tokio::test]
+async fn http2_is_spoken_too() {
+    let site = Site::with(|options| options.head_bytes_max = 4000).await;
+    let alice = site.alice().over_http2();
+    let submits = (0..20).map(|_| alice.submit_with("print", "k", "{}", &[("prefer", "wait=20")]));
+    for answer in futures_util::future::join_all(submits).await {
+        assert_eq!(answer.is(200).json()["state"], "succeeded");
+    }
+    assert_eq!(site.provider.ledger().received, 1);
+    alice.send("GET", "/healthz", &[("x-large", &"x".repeat(4000))], "").await.problem(431, "head-too-large");
+    site.gateway.stop.cancel();
+    tokio::time::timeout(SOON, site.gateway.task).await.unwrap().unwrap();
 }

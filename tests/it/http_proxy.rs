@@ -114,6 +114,11 @@ async fn authorization_and_cookies_are_never_forwarded() {
     assert_eq!(answer.json()["authorization"], "Bearer [hidden]");
     assert!(!answer.text().contains("alice") && !answer.text().contains(PROVIDER_TOKEN));
     assert!(!format!("{:?}", answer.headers).contains(PROVIDER_TOKEN));
+    // Nor are they kept with the job.
+    let record = site.redis.dump().await.pop_first().unwrap().1.0;
+    let record = String::from_utf8_lossy(&record).into_owned();
+    assert!(record.contains("onejob-simulate: refuse_status=400"), "{record}");
+    assert!(!record.contains("Bearer alice") && !record.contains("session=1"), "{record}");
     // A route that names no headers passes none on.
     let other = [JSON, key("k2"), ("onejob-simulate", "refuse_status=400")];
     site.alice().send("POST", "/proxy/print/x", &other, "{}").await.is(200);

@@ -331,6 +331,12 @@ impl Client {
         Client { token: token.to_owned(), ..self.clone() }
     }
 
+    /// The same client, by HTTP/2 from the first byte.
+    pub fn over_http2(&self) -> Client {
+        let http = HyperClient::builder(TokioExecutor::new()).http2_only(true).retry_canceled_requests(false).build_http();
+        Client { http, ..self.clone() }
+    }
+
     pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Answer {
         let mut request = http::Request::builder().method(method).uri(format!("http://{}{path}", self.addr));
         if !self.token.is_empty() {
