@@ -1,9 +1,9 @@
 //! Attempts driven from outside: an executor that is not a provider of this process begins, marks, extends and finishes them, and
 //! somebody who knows resolves what is unknown. Role `operate`.
 //!
-//! The same guards stand as for attempts from inside, because they stand in the scripts: what is refused here is refused there, with a
-//! problem type for each reason. Losing a race is no refusal: a result that came too late is answered `discarded`. Every call may be sent
-//! again: by the attempt's token, or by `Onejob-Request-Id`, onejob knows it and changes nothing twice.
+//! The same guards stand as for attempts from inside, because they stand in the scripts: what is refused here is refused there,
+//! with a problem type for each reason. Losing a race is no refusal: a result that came too late is answered `discarded`. Every
+//! call may be sent again: by the attempt's token, or by `Onejob-Request-Id`, onejob knows it and changes nothing twice.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,7 +47,8 @@ const CONTENT_TYPE_BYTES_MAX: usize = 256;
 pub(crate) struct BeginBody {
     /// Who will do it: a name for people, 1 to 500 characters.
     provider: String,
-    /// The attempt's token, a UUID that only its holder knows: sent again, the same token begins nothing twice. Left out: a new one.
+    /// The attempt's token, a UUID that only its holder knows: sent again, the same token begins nothing twice. Left out: a new
+    /// one.
     token: Option<String>,
     /// How long the attempt is its holder's without an extension, 100 ms to 1 h.
     lease_ms: u64,
@@ -378,14 +379,16 @@ pub(crate) async fn finish_attempt(
 #[serde(deny_unknown_fields)]
 #[schema(as = Resolve)]
 pub(crate) struct ResolveBody {
-    /// `succeeded` (with the result), `failed` (it did not happen), `canceled` (it was stopped), `abandoned` (somebody takes the risk).
+    /// `succeeded` (with the result), `failed` (it did not happen), `canceled` (it was stopped), `abandoned` (somebody takes the
+    /// risk).
     #[schema(value_type = String)]
     outcome: ResolveOutcome,
     /// Why, 1 to 500 characters.
     reason: String,
     /// Who decides; the caller if left out.
     actor: Option<String>,
-    /// Whose word it is: `provider`, believed at once; `operator` (default), "it did not happen" is believed only after the quarantine.
+    /// Whose word it is: `provider`, believed at once; `operator` (default), "it did not happen" is believed only after the
+    /// quarantine.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     word: Says,

@@ -1,7 +1,7 @@
 //! Who asks: the owner, and what it may do.
 //!
-//! A bearer token is looked up by its SHA-256: what is compared is a digest, so how long the look-up takes says nothing about how much of
-//! a guessed token is right. `Authorization` stops here: it is never stored, logged or forwarded to a provider.
+//! A bearer token is looked up by its SHA-256: what is compared is a digest, so how long the look-up takes says nothing about how
+//! much of a guessed token is right. `Authorization` stops here: it is never stored, logged or forwarded to a provider.
 //!
 //! Role `submit` is for an owner's own jobs; role `operate` may see and act on all owners' jobs. Neither implies the other.
 
@@ -27,8 +27,8 @@ pub const OPEN_OWNER: &str = "local";
 pub enum Owners {
     /// By a bearer token.
     Tokens(Tokens),
-    /// By a header that a gateway in front sets on every request; role `submit`. Whoever reaches the listener can be anybody. A request
-    /// without that header may come with a token instead: so an operator reaches the gateway.
+    /// By a header that a gateway in front sets on every request; role `submit`. Whoever reaches the listener can be anybody. A
+    /// request without that header may come with a token instead: so an operator reaches the gateway.
     TrustedHeader {
         /// The header.
         header: HeaderName,

@@ -63,7 +63,8 @@ pub(crate) async fn read(app: &Arc<App>, body: Body) -> Result<Held, Problem> {
 }
 
 impl Held {
-    /// Takes what is missing for a length from the memory for bodies, at once or not at all: who waited would hold what others need.
+    /// Takes what is missing for a length from the memory for bodies, at once or not at all: who waited would hold what others
+    /// need.
     fn grow(&mut self, app: &App, length: usize) -> Result<(), Problem> {
         let has = self.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let missing = length.div_ceil(BODY_STEP_BYTES).saturating_sub(has);

@@ -1,4 +1,5 @@
-//! How the gateway is, for whoever watches it: alive, ready, counted, described. No credential is needed: none of it tells of a job.
+//! How the gateway is, for whoever watches it: alive, ready, counted, described. No credential is needed: none of it tells of a
+//! job.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ pub struct MetricsError(String);
 
 /// Installs this process' recorder of metrics, and returns how to render them. Once in a process.
 ///
-/// What is recorded between two renderings is kept one by one; a serving [`Gateway`](crate::server::Gateway) renders now and then, so that
-/// it stays bounded if nobody scrapes.
+/// What is recorded between two renderings is kept one by one; a serving [`Gateway`](crate::server::Gateway) renders now and
+/// then, so that it stays bounded if nobody scrapes.
 ///
 /// # Errors
 /// There is a recorder already.

@@ -1,7 +1,7 @@
 //! Jobs over HTTP: submit, read, wait, list, cancel, reopen.
 //!
-//! A job is answered as a JSON document that says how it stands; its `state` decides, not the status. Attempts' tokens and request hashes
-//! are not in it. An owner sees its own jobs; another's is as absent as one that never was.
+//! A job is answered as a JSON document that says how it stands; its `state` decides, not the status. Attempts' tokens and
+//! request hashes are not in it. An owner sees its own jobs; another's is as absent as one that never was.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -62,8 +62,9 @@ pub(crate) struct SubmitBody<'a> {
 
 /// Submits an intent.
 ///
-/// The same owner, key and request lead to the same job, however often they are sent. 202 while the job is open (`unknown` included),
-/// 200 when it has ended (failed too): `state` decides. After 503 the job may exist: send the same request with the same key again.
+/// The same owner, key and request lead to the same job, however often they are sent. 202 while the job is open (`unknown`
+/// included), 200 when it has ended (failed too): `state` decides. After 503 the job may exist: send the same request with the
+/// same key again.
 #[utoipa::path(
     post, path = "/v1/jobs", operation_id = "submit_job", tag = "jobs",
     request_body(content = inline(SubmitBody), content_type = "application/json"),
@@ -216,7 +217,8 @@ pub(crate) async fn visible(app: &App, caller: &Caller, id: JobId) -> Result<Arc
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct ListQuery {
-    /// `unknown`: jobs with an unknown attempt, the longest unknown first. `open`: jobs that have not ended, the one due first first.
+    /// `unknown`: jobs with an unknown attempt, the longest unknown first. `open`: jobs that have not ended, the one due first
+    /// first.
     state: String,
     /// At most this many jobs, 1 to 1000; 100 if not given.
     limit: Option<usize>,
@@ -513,7 +515,8 @@ pub(crate) struct JobDocument<'a> {
     attempts: Vec<AttemptDocument<'a>>,
     /// The last events off the happy path.
     events: Vec<EventDocument<'a>>,
-    /// Of a job that succeeded its result; of one that failed the provider's refusal, if it gave one. Not there otherwise, and not in lists.
+    /// Of a job that succeeded its result; of one that failed the provider's refusal, if it gave one. Not there otherwise, and
+    /// not in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     result: Option<ResultDocument<'a>>,
 }

@@ -1,8 +1,9 @@
 //! Every answer that is not what was asked for: RFC 9457 problem documents with stable types.
 //!
-//! A type is forever: clients match on it. Texts may change. A problem says what the caller does next: `retryable` (and the header
-//! `x-should-retry`, which the official SDKs of several providers obey) means that the same request, with the same key, may succeed.
-//! Never in a problem: a key, a token, a payload, a credential, or where Redis is.
+//! A type is forever: clients match on it. Texts may change. A problem says what the caller does next: `retryable` (and the
+//! header
+//! `x-should-retry`, which the official SDKs of several providers obey) means that the same request, with the same key, may
+//! succeed. Never in a problem: a key, a token, a payload, a credential, or where Redis is.
 
 use std::time::Duration;
 

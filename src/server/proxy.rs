@@ -1,8 +1,9 @@
 //! `/proxy/{route}/…`: a base URL to put in the place of the provider's, and nothing else changes.
 //!
-//! A request that may change something needs an `Idempotency-Key` and becomes a job; the answer is the provider's own, status, headers and
-//! body, as it is stored, and it is replayed byte for byte. There is no 202 here: a client of the provider would take it for the result. So it
-//! waits, and then says 504 with whether the same request again may help. `GET` and `HEAD` pass through without a job.
+//! A request that may change something needs an `Idempotency-Key` and becomes a job; the answer is the provider's own, status,
+//! headers and body, as it is stored, and it is replayed byte for byte. There is no 202 here: a client of the provider would take
+//! it for the result. So it waits, and then says 504 with whether the same request again may help. `GET` and `HEAD` pass through
+//! without a job.
 //!
 //! `Authorization` names the owner and stops here; the provider's credential comes from the configuration.
 
@@ -30,8 +31,9 @@ const PREFIX: &str = "/proxy/";
 
 /// Sends a request to a route's provider as a job, and answers with the provider's own answer.
 ///
-/// The same key attaches to the same job and is answered the same, byte for byte, with `Idempotency-Replayed: true`. 504 if there is no
-/// answer yet: `attempt-unknown` (only a resolution or a late answer changes it) or `still-running` (the same request again waits on).
+/// The same key attaches to the same job and is answered the same, byte for byte, with `Idempotency-Replayed: true`. 504 if there
+/// is no answer yet: `attempt-unknown` (only a resolution or a late answer changes it) or `still-running` (the same request again
+/// waits on).
 #[utoipa::path(
     method(post, put, patch, delete), path = "/proxy/{route}/{*rest}", operation_id = "proxy", tag = "proxy",
     params(

@@ -313,6 +313,7 @@ fn on_grid(ms: u64, now_ms: u64, model_now_ms: u64) -> u64 {
     u64::try_from((from_beginning + i128::from(GRID_MS / 2)) / i128::from(GRID_MS)).expect("a time after the beginning") * GRID_MS
 }
 
+#[expect(clippy::disallowed_methods, reason = "a submit proposes the wall clock's time")]
 fn local_ms() -> u64 {
     u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis())
         .expect("before the year 500,000,000")
@@ -398,12 +399,17 @@ fn words(answer: &Answer) -> String {
     }
 }
 
+/// `PROPTEST_CASES` asks for more.
+#[expect(clippy::disallowed_methods, reason = "a developer's own switch for a longer run")]
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(CASES)
+}
+
 /// Every call of a sequence is answered as the model says, and the record is what the model says.
 fn agrees_with_the_model(class: Class) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let redis = runtime.block_on(Redis::start());
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(CASES);
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 2_000, ..Config::default() };
+    let config = Config { cases: cases(), failure_persistence: None, max_shrink_iters: 2_000, ..Config::default() };
     let worker = prop_oneof![(0..WORKERS - 1).boxed(), Just(WORKERS - 1).boxed()];
     let steps = prop::collection::vec((worker, step()), 1..STEPS_MAX);
     let sequence = (any::<bool>(), prop::bool::weighted(0.3), first(), steps);
