@@ -489,7 +489,8 @@ impl utoipa::Modify for Bearer {
         let bearer = HttpBuilder::new()
             .scheme(HttpAuthScheme::Bearer)
             .description(Some(
-                "Names the owner. Where a gateway in front names it by a header, and where no owner is configured, no token is needed.",
+                "Names the owner. Where a gateway in front names it by a header, and where no owner is configured, no \
+                 token is needed.",
             ))
             .build();
         openapi.components.get_or_insert_default().add_security_scheme("bearer", SecurityScheme::Http(bearer));

@@ -176,7 +176,8 @@ struct LeaseDocument {
     responses(
         (status = 200, description = "Send", body = inline(LeaseDocument)),
         (status = "4XX", description = "Do not send", body = Document, content_type = "application/problem+json"),
-        (status = "5XX", description = "Do not send before the same call has been answered", body = Document, content_type = "application/problem+json"),
+        (status = "5XX", description = "Do not send before the same call has been answered",
+         body = Document, content_type = "application/problem+json"),
     ),
 )]
 pub(crate) async fn mark_running(
@@ -227,7 +228,8 @@ pub(crate) struct ExtendBody {
     params(("id" = String, Path, description = "The job's id"), ("number" = u32, Path, description = "The attempt's number")),
     responses(
         (status = 200, description = "The lease runs on", body = inline(LeaseDocument)),
-        (status = "4XX", description = "The attempt is no longer the caller's", body = Document, content_type = "application/problem+json"),
+        (status = "4XX", description = "The attempt is no longer the caller's",
+         body = Document, content_type = "application/problem+json"),
         (status = "5XX", description = "Not now", body = Document, content_type = "application/problem+json"),
     ),
 )]
@@ -336,7 +338,8 @@ fn whose(completed_by: u32) -> Option<u32> {
     responses(
         (status = 200, description = "Settled", body = inline(SettledDocument)),
         (status = "4XX", description = "Refused", body = Document, content_type = "application/problem+json"),
-        (status = "5XX", description = "Keep the result and send the same request again", body = Document, content_type = "application/problem+json"),
+        (status = "5XX", description = "Keep the result and send the same request again",
+         body = Document, content_type = "application/problem+json"),
     ),
 )]
 pub(crate) async fn finish_attempt(
@@ -346,7 +349,8 @@ pub(crate) async fn finish_attempt(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let expected = "{\"token\": UUID, \"outcome\": text, \"result\": any JSON, \"content_type\": text, \"status\": number, \"reason\": text, \"then\": text}";
+    let expected = "{\"token\": UUID, \"outcome\": text, \"result\": any JSON, \"content_type\": text, \
+        \"status\": number, \"reason\": text, \"then\": text}";
     let asked: FinishBody = read(&app, &caller, &headers, body, expected).await?;
     let token = token(&asked.token)?;
     let (empty, status) = match asked.outcome {
@@ -452,7 +456,8 @@ pub(crate) async fn resolve_attempt(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let expected = "{\"outcome\": text, \"reason\": text, \"actor\": text, \"word\": text, \"result\": any JSON, \"content_type\": text, \"status\": number, \"then\": text}";
+    let expected = "{\"outcome\": text, \"reason\": text, \"actor\": text, \"word\": text, \"result\": any JSON, \
+        \"content_type\": text, \"status\": number, \"then\": text}";
     let asked: ResolveBody = read(&app, &caller, &headers, body, expected).await?;
     check_text("reason", &asked.reason, Empty::Refused)?;
     let actor = asked.actor.unwrap_or_else(|| caller.owner.as_str().to_owned());

@@ -69,8 +69,10 @@ pub(crate) struct SubmitBody<'a> {
     post, path = "/v1/jobs", operation_id = "submit_job", tag = "jobs",
     request_body(content = inline(SubmitBody), content_type = "application/json"),
     params(
-        ("Idempotency-Key" = String, Header, description = "The client's name for the intent: a quoted string or bare, 1 to 255 visible characters"),
-        ("Prefer" = Option<String>, Header, description = "`wait=N`: answer when the job has ended, after N seconds at the latest"),
+        ("Idempotency-Key" = String, Header,
+         description = "The client's name for the intent: a quoted string or bare, 1 to 255 visible characters"),
+        ("Prefer" = Option<String>, Header,
+         description = "`wait=N`: answer when the job has ended, after N seconds at the latest"),
     ),
     responses(
         (status = 200, description = "The job has ended", body = inline(JobDocument)),
@@ -162,7 +164,8 @@ pub(crate) async fn wait_for(app: &App, job: Arc<Job>, wait_for: WaitFor, within
     get, path = "/v1/jobs/{id}", operation_id = "read_job", tag = "jobs",
     params(
         ("id" = String, Path, description = "The job's id"),
-        ("Prefer" = Option<String>, Header, description = "`wait=N`: answer when the job has ended, after N seconds at the latest"),
+        ("Prefer" = Option<String>, Header,
+         description = "`wait=N`: answer when the job has ended, after N seconds at the latest"),
         ("If-None-Match" = Option<String>, Header, description = "The ETag that is known: 304 if the job has not changed"),
     ),
     responses(

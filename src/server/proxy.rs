@@ -38,12 +38,15 @@ const PREFIX: &str = "/proxy/";
     method(post, put, patch, delete), path = "/proxy/{route}/{*rest}", operation_id = "proxy", tag = "proxy",
     params(
         ("route" = String, Path, description = "The route's name"),
-        ("rest" = String, Path, description = "What follows is appended to the provider's base URL as it is, with its query; it may be empty and hold slashes"),
-        ("Idempotency-Key" = String, Header, description = "The client's name for the intent: a quoted string or bare, 1 to 255 visible characters"),
+        ("rest" = String, Path,
+         description = "What follows is appended to the provider's base URL as it is, with its query; it may be empty and hold slashes"),
+        ("Idempotency-Key" = String, Header,
+         description = "The client's name for the intent: a quoted string or bare, 1 to 255 visible characters"),
     ),
     responses(
         (status = "default", description = "The provider's own answer, or a problem document"),
-        (status = "4XX", description = "The provider's refusal, or a problem document", body = Document, content_type = "application/problem+json"),
+        (status = "4XX", description = "The provider's refusal, or a problem document",
+         body = Document, content_type = "application/problem+json"),
         (status = "5XX", description = "No answer", body = Document, content_type = "application/problem+json"),
     ),
 )]
@@ -128,11 +131,13 @@ async fn answer(app: &App, job: &Job) -> Result<Response, Problem> {
     method(get, head), path = "/proxy/{route}/{*rest}", operation_id = "pass_through", tag = "proxy",
     params(
         ("route" = String, Path, description = "The route's name"),
-        ("rest" = String, Path, description = "What follows is appended to the provider's base URL as it is, with its query; it may be empty and hold slashes"),
+        ("rest" = String, Path,
+         description = "What follows is appended to the provider's base URL as it is, with its query; it may be empty and hold slashes"),
     ),
     responses(
         (status = "default", description = "The provider's own answer, or a problem document"),
-        (status = "4XX", description = "The provider's refusal, or a problem document", body = Document, content_type = "application/problem+json"),
+        (status = "4XX", description = "The provider's refusal, or a problem document",
+         body = Document, content_type = "application/problem+json"),
         (status = "5XX", description = "No answer", body = Document, content_type = "application/problem+json"),
     ),
 )]
