@@ -39,7 +39,7 @@ const PREFIX: &str = "/proxy/";
     params(
         ("route" = String, Path, description = "The route's name"),
         ("rest" = String, Path,
-         description = "What follows is appended to the provider's base URL as it is, with its query; it may be empty and hold slashes"),
+         description = "Appended to the provider's base URL as it is, with its query; may be empty and hold slashes"),
         ("Idempotency-Key" = String, Header,
          description = "The client's name for the intent: a quoted string or bare, 1 to 255 visible characters"),
     ),
@@ -132,7 +132,7 @@ async fn answer(app: &App, job: &Job) -> Result<Response, Problem> {
     params(
         ("route" = String, Path, description = "The route's name"),
         ("rest" = String, Path,
-         description = "What follows is appended to the provider's base URL as it is, with its query; it may be empty and hold slashes"),
+         description = "Appended to the provider's base URL as it is, with its query; may be empty and hold slashes"),
     ),
     responses(
         (status = "default", description = "The provider's own answer, or a problem document"),
