@@ -42,6 +42,8 @@ pub(crate) struct Work {
     pub(crate) tries: Vec<Try>,
     /// The job's deadline, on our clock.
     pub(crate) deadline: Option<Instant>,
+    /// The hint that this gateway wrote for the job, if it did: a later one does not put it off.
+    pub(crate) hint_ms: Option<u64>,
 }
 
 /// An attempt that runs here.
@@ -349,7 +351,7 @@ async fn begin(
         let lease_from_ms = boottime_ms();
         match runtime.store.begin_attempt(&begin).await {
             Ok(Begun::Started { number, .. }) => {
-                let attempt = Running::new(runtime, work, lane, number, token, lease_from_ms, Some(hint_ms));
+                let attempt = Running::new(runtime, work, lane, number, token, lease_from_ms, work.hint_ms.or(Some(hint_ms)));
                 return Some((attempt, rendered, room));
             }
             // A delay that Redis' clock sees a little longer than ours.

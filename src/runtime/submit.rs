@@ -114,7 +114,15 @@ impl Runtime {
         let job = Arc::new(fresh(&submit, id, created_ms));
         if let Some(FirstCall { lane, rendered, .. }) = first {
             let deadline = route.deadline.map(|deadline| began + deadline);
-            let work = Work { job: id, route, request: Arc::new(request), traceparent, tries: Vec::new(), deadline };
+            let work = Work {
+                job: id,
+                route,
+                request: Arc::new(request),
+                traceparent,
+                tries: Vec::new(),
+                deadline,
+                hint_ms: Some(hint_ms),
+            };
             let runtime = Arc::clone(inner);
             match (room, waits) {
                 (Some(room), _) => {

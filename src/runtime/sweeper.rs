@@ -217,6 +217,7 @@ async fn adopt(runtime: &Arc<Inner>, job: &Job) -> Result<u64, StoreError> {
         traceparent: None,
         tries,
         deadline: remaining.map(|remaining| Instant::now() + remaining),
+        hint_ms: None,
     };
     runtime.work.spawn(attempts::adopt(Arc::clone(runtime), work, place, room));
     Ok(later)
