@@ -203,7 +203,8 @@ pub fn token_sha256(token: &str) -> String {
 /// may deliver it late, to a provider that may work on it for its whole timeout, while the clock that we measure by is set.
 fn quarantine_min(runtime: &Runtime, providers: &BTreeMap<String, ProviderEntry>, route: &Route) -> Duration {
     let totals = route.providers.iter().filter_map(|name| providers.get(name)).map(|provider| provider.timeouts.total);
-    let total = totals.max().unwrap_or_default();
+    // What an executor outside takes for one attempt is not known here; the job's deadline bounds it.
+    let total = totals.max().unwrap_or(route.deadline);
     [runtime.pause_max, TCP_USER_TIMEOUT, total, runtime.clock_step_max]
         .into_iter()
         .fold(Duration::ZERO, |sum, term| sum.saturating_add(term))
@@ -560,6 +561,17 @@ pub enum OnFailure {
     Release,
 }
 
+/// Who makes a route's attempts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Executors {
+    /// Gateways, at the route's providers.
+    #[default]
+    Gateway,
+    /// Executors outside, over `/v1/jobs/{id}/attempts`; the route names no provider.
+    Outside,
+}
+
 /// Where a race begins.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -579,6 +591,8 @@ pub struct Route {
     pub class: Class,
     /// What an attempt does to the world.
     pub effects: Effects,
+    /// Who makes the attempts.
+    pub executors: Executors,
     /// The providers, in order of preference.
     pub providers: Vec<String>,
     /// How many attempts may touch a provider.
@@ -617,6 +631,7 @@ impl Default for Route {
         Route {
             class: Class::Exclusive,
             effects: Effects::External,
+            executors: Executors::Gateway,
             providers: Vec::new(),
             attempts: 3,
             deadline: Duration::from_secs(300),

@@ -13,8 +13,8 @@ use http::{HeaderName, HeaderValue, Uri};
 use super::secret::without_credentials;
 use super::sources::{Environment, Read, shorten};
 use super::{
-    ATTEMPTS_MAX, Adapter, Document, Effects, NAME_BYTES_MAX, PROVIDERS_MAX, Problem, ProviderEntry, ROUTES_MAX, Redis, Route,
-    Runtime, Secret, Server, quarantine_min,
+    ATTEMPTS_MAX, Adapter, Document, Effects, Executors, NAME_BYTES_MAX, PROVIDERS_MAX, Problem, ProviderEntry, ROUTES_MAX,
+    Redis, Route, Runtime, Secret, Server, quarantine_min,
 };
 use crate::job::{Class, Owner};
 
@@ -516,8 +516,16 @@ impl Checker<'_> {
     }
 
     fn route_providers(&mut self, key: &str, route: &Route, document: &Document) {
-        if route.providers.is_empty() {
-            self.refuse(key, None, "it names no provider", "name one or more, in order of preference");
+        match (route.executors, route.providers.is_empty()) {
+            (Executors::Gateway, true) => {
+                let hint = "name one or more, in order of preference; or set executors = \"outside\"";
+                self.refuse(key, None, "it names no provider", hint);
+            }
+            (Executors::Outside, false) => {
+                let problem = "executors outside make the attempts of this route";
+                self.refuse(key, None, problem, "leave the providers out, or executors");
+            }
+            (Executors::Gateway, false) | (Executors::Outside, true) => {}
         }
         self.count(key, route.providers.len(), LIST_MAX);
         self.repeated(key, &route.providers);

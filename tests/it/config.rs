@@ -270,6 +270,15 @@ fn a_routes_providers_exist_once_each() {
 }
 
 #[test]
+fn a_route_for_executors_outside_names_no_provider() {
+    let config = given("[route.scan]\nexecutors = \"outside\"\ndeadline = \"1h\"").load().unwrap();
+    // The pause, the kernel's patience, the deadline for the provider that is not known here, the clock's step.
+    assert_eq!(config.quarantine(&config.route["scan"]), Duration::from_secs(30 + 20 + 3600 + 1));
+    let problem = route("[route.scan]\nexecutors = \"outside\"\nproviders = [\"laser\"]").problem();
+    assert_eq!(problem.key, "route.scan.providers");
+}
+
+#[test]
 fn the_attempts_of_a_route_are_bounded() {
     for attempts in [1, 32] {
         let config = route(&format!("attempts = {attempts}")).load().unwrap();
