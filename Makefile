@@ -6,8 +6,8 @@ CARGO_DENY_VERSION := 0.20.2
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: setup-run  ## set everything up, then show a job, a timeout and a late success in one screen
-	cargo run --release -- demo
+run: setup-run  ## set everything up, then show what onejob is for and serve on until Ctrl-C
+	cargo run -- demo
 
 test: setup lint deny unit doc  ## set everything up, lint, check licences, run all tests
 	@echo "make test: everything passed"
