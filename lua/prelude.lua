@@ -31,6 +31,12 @@ local A = {
 }
 -- One event: { at_ms, event, attempt, actor, detail }.
 
+-- Times that a packed record keeps as ms since created_ms, plus one: short numbers, and 0 stays "none".
+local SINCE_CREATED = {
+  P.updated_ms, P.ended_ms, P.deadline_ms, P.next_at_ms, P.holder_lease_ms, P.retain_until_ms,
+}
+local SINCE_CREATED_ATTEMPT = { A.started_ms, A.lease_ms, A.ended_ms }
+
 local ECHO = ''        -- what the caller recognizes its reply by; each body sets it
 local JUST_ENDED = false
 
@@ -56,6 +62,28 @@ local function number_of(value, name)
   return n
 end
 
+local function move_times(record, by)
+  local function move(row, positions)
+    for _, position in ipairs(positions) do
+      if row[position] > 0 then
+        row[position] = row[position] + by
+      end
+    end
+  end
+  move(record, SINCE_CREATED)
+  for _, attempt in ipairs(record[P.attempts]) do
+    move(attempt, SINCE_CREATED_ATTEMPT)
+  end
+end
+
+local function pack_record(record)
+  local by = record[P.created_ms] - 1
+  move_times(record, -by)
+  local packed = cmsgpack.pack(record)
+  move_times(record, by)
+  return packed
+end
+
 local function unpack_record(packed)
   local ok, record = pcall(cmsgpack.unpack, packed)
   if not ok or type(record) ~= 'table' then
@@ -67,6 +95,7 @@ local function unpack_record(packed)
   if #record ~= P.result_body then
     fault('BADRECORD', 'the record has ' .. #record .. ' fields, not ' .. P.result_body)
   end
+  move_times(record, record[P.created_ms] - 1)
   return record
 end
 
@@ -253,7 +282,7 @@ local function write(key, record, now)
   record[P.state] = derive(record)
   record[P.updated_ms] = now
   record[P.revision] = record[P.revision] + 1
-  local packed = cmsgpack.pack(record)
+  local packed = pack_record(record)
   if JUST_ENDED then
     redis.call('SET', key, packed, 'PX', text(record[P.policy][L.key_life_ms]))
   elseif ended(record) then

@@ -93,7 +93,7 @@ local record = {
   '', 0, '',
 }
 
-local first = redis.call('SET', KEYS[1], cmsgpack.pack(record), 'NX', 'GET')
+local first = redis.call('SET', KEYS[1], pack_record(record), 'NX', 'GET')
 if not first then
   return reply('created', job_id, text(now), begin)
 end
@@ -133,5 +133,5 @@ for _ = 1, 6 do
   ms = math.floor(ms / 256)
 end
 record[P.job_id] = bytes .. job_id:sub(7)
-redis.call('SET', KEYS[1], cmsgpack.pack(record))
+redis.call('SET', KEYS[1], pack_record(record))
 return reply('created', record[P.job_id], text(now), begin)

@@ -1,8 +1,8 @@
 //! One job per intent: idempotent submission, guarded attempts and exactly one result, over Redis.
 //!
-//! A user clicks, the request hangs, the user clicks again. Two processes now run for one intention: double charges, duplicate GPU
-//! runs, corrupted data. onejob ends that. The one sentence: **a timeout is `unknown`, never `failed`; it blocks new attempts until
-//! something proves what happened; exactly one result wins.**
+//! A user clicks, the request hangs, the user clicks again. Two processes now run for one intention: double charges, duplicate
+//! GPU runs, corrupted data. onejob ends that. The one sentence: **a timeout is `unknown`, never `failed`; it blocks new attempts
+//! until something proves what happened; exactly one result wins.**
 //!
 //! - [`Runtime`](runtime::Runtime): submit an intent, wait for its result. Most users need nothing else.
 //! - [`Provider`](provider::Provider): what does the work; [`HttpProvider`](provider::http::HttpProvider) is one.
@@ -10,13 +10,14 @@
 //!
 //! # Trade-offs
 //!
-//! Every job costs two round trips to Redis and a record of some hundred bytes until its key expires. All state is in Redis: it must
-//! not evict, and what it loses is lost. An unknown attempt blocks its key until it is resolved; that is the point, and it needs
-//! somebody who resolves.
+//! Every job costs two round trips to Redis and a record of some hundred bytes until its key expires. All state is in Redis: it
+//! must not evict, and what it loses is lost. An unknown attempt blocks its key until it is resolved; that is the point, and it
+//! needs somebody who resolves.
 //!
 //! # Example
 //!
-//! `examples/submit_and_wait.rs` starts a Redis, a provider and a runtime; `examples/own_provider.rs` has a provider in Rust. In short:
+//! `examples/submit_and_wait.rs` starts a Redis, a provider and a runtime; `examples/own_provider.rs` has a provider in Rust. In
+//! short:
 //!
 //! ```no_run
 //! use std::time::Duration;

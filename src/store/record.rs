@@ -103,6 +103,7 @@ pub(crate) fn unpack(packed: &[u8]) -> Result<Job, StoreError> {
         return Err(StoreError::fatal("BADSCHEMA", detail));
     }
     let policy = record.policy;
+    let times = Times { created_ms: record.created_ms };
     Ok(Job {
         id: JobId::from_bytes(bytes("job_id", &record.job_id)?).map_err(|error| field("job_id", error))?,
         digest: bytes("digest", &record.digest)?,
@@ -114,13 +115,13 @@ pub(crate) fn unpack(packed: &[u8]) -> Result<Job, StoreError> {
         version: record.version,
         revision: record.revision,
         created_ms: record.created_ms,
-        updated_ms: record.updated_ms,
-        ended_ms: record.ended_ms,
-        deadline_ms: record.deadline_ms,
-        next_at_ms: record.next_at_ms,
-        holder_lease_ms: record.holder_lease_ms,
+        updated_ms: times.at(record.updated_ms),
+        ended_ms: times.at(record.ended_ms),
+        deadline_ms: times.at(record.deadline_ms),
+        next_at_ms: times.at(record.next_at_ms),
+        holder_lease_ms: times.at(record.holder_lease_ms),
         completed_by: record.completed_by,
-        retain_until_ms: record.retain_until_ms,
+        retain_until_ms: times.at(record.retain_until_ms),
         canceled_by: text("canceled_by", record.canceled_by)?,
         reason: text("reason", record.reason)?,
         rules: Rules {
@@ -132,14 +133,26 @@ pub(crate) fn unpack(packed: &[u8]) -> Result<Job, StoreError> {
             releases_on_failure: policy.release == 1,
             quarantine_ms: policy.quarantine_ms,
         },
-        attempts: (1..).zip(record.attempts).map(|(number, row)| attempt(number, row)).collect::<Result<_, _>>()?,
+        attempts: (1..).zip(record.attempts).map(|(number, row)| attempt(times, number, row)).collect::<Result<_, _>>()?,
         events: record.events.into_iter().map(event).collect::<Result<_, _>>()?,
         input: payload("input", record.input_head, record.input_blob_bytes, record.input_body)?,
         result: payload("result", record.result_head, record.result_blob_bytes, record.result_body)?,
     })
 }
 
-fn attempt(number: u32, row: Row) -> Result<Attempt, StoreError> {
+/// A packed record keeps most times as ms since `created_ms`, plus one; 0 is "none".
+#[derive(Clone, Copy)]
+struct Times {
+    created_ms: u64,
+}
+
+impl Times {
+    fn at(self, packed: u64) -> u64 {
+        if packed == 0 { 0 } else { self.created_ms.saturating_add(packed - 1) }
+    }
+}
+
+fn attempt(times: Times, number: u32, row: Row) -> Result<Attempt, StoreError> {
     Ok(Attempt {
         number,
         state: word("attempt.state", row.state)?,
@@ -147,10 +160,10 @@ fn attempt(number: u32, row: Row) -> Result<Attempt, StoreError> {
         provider: text("attempt.provider", row.provider)?,
         gateway: text("attempt.gateway", row.gateway)?,
         version: row.version,
-        started_ms: row.started_ms,
-        lease_ms: row.lease_ms,
+        started_ms: times.at(row.started_ms),
+        lease_ms: times.at(row.lease_ms),
         sequence: row.sequence,
-        ended_ms: row.ended_ms,
+        ended_ms: times.at(row.ended_ms),
         reason: text("attempt.reason", row.reason)?,
         url: text("attempt.url", row.url)?,
         request_hash: row.request_hash.into_vec(),

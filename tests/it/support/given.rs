@@ -278,7 +278,7 @@ impl Given {
             local now = clock()
             {lua}
             local expires_at = redis.call('PEXPIRETIME', KEYS[1])
-            redis.call('SET', KEYS[1], cmsgpack.pack(record), 'KEEPTTL')
+            redis.call('SET', KEYS[1], pack_record(record), 'KEEPTTL')
             if expires_at > 0 then redis.call('PEXPIREAT', KEYS[1], text(expires_at - ARGV[1])) end"
         );
         let mut command = redis::cmd("EVAL");
