@@ -1,15 +1,17 @@
 //! From one attempt to the next, or to none.
 
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use onejob::attempt::AttemptState::{Aborted, Discarded, Failed, Succeeded, Unknown};
 use onejob::attempt::{AttemptToken, ResolveOutcome};
 use onejob::job::JobState;
 use onejob::policy::Gate;
+use onejob::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request};
 use onejob::runtime::{Decision, Then};
 use onejob::store::{Begun, Resolved, Word};
 
-use super::{Shop, both, ended, race, settled, states, submission, until};
+use super::{Shop, both, ended, race, settled, slot, states, submission, until};
 
 /// Case 16: accepted, then slow: unknown, no failover, the key keeps standing for it.
 #[tokio::test]
@@ -232,4 +234,48 @@ async fn the_job_names_the_provider_and_the_model_that_answered() {
     let winner = job.winner().unwrap();
     assert_eq!(winner.provider, "inkjet");
     assert!(!winner.model.is_empty() && !winner.remote_id.is_empty());
+}
+
+/// Writes down what it is asked to send, and sends nothing.
+struct Recorder {
+    host: &'static str,
+    sent: Arc<Mutex<Vec<Rendered>>>,
+}
+
+impl Provider for Recorder {
+    fn render(&self, request: &Request) -> Result<Rendered, RenderError> {
+        let headers = vec![("x-host".to_owned(), self.host.to_owned())];
+        Ok(Rendered { method: "POST".into(), url: format!("recorder://{}/", self.host), headers, body: request.body.clone() })
+    }
+
+    fn submit(&self, call: Call) -> ProviderFuture<'_, Outcome> {
+        self.sent.lock().unwrap().push(call.rendered);
+        Box::pin(async { Outcome::NotSent { reason: "a recorder sends nothing".to_owned() } })
+    }
+}
+
+/// Case 43, 45: each attempt is rendered for its own provider, and the record keeps where it went.
+#[tokio::test]
+async fn the_fallback_gets_a_request_of_its_own_and_the_record_says_what_was_sent_where() {
+    let shop = Shop::open().await;
+    let sent = Arc::new(Mutex::new(Vec::new()));
+    let recorder = |host| slot(host, Recorder { host, sent: Arc::clone(&sent) });
+    let runtime = shop
+        .gateway_with(|setup| {
+            both(setup);
+            setup.route.plan.gate = Gate::Off;
+            setup.route.rules.attempts_max = 2;
+            setup.providers = Some(vec![recorder("inkjet"), recorder("laser")]);
+        })
+        .await;
+    let request = submission("order-1", r#"{"page":1}"#);
+    let id = runtime.submit(request.clone()).await.unwrap().job.id;
+    let job = ended(&runtime, id).await;
+    let sent = sent.lock().unwrap();
+    assert_eq!(sent.len(), 2);
+    for (rendered, (host, attempt)) in sent.iter().zip(["inkjet", "laser"].into_iter().zip(&job.attempts)) {
+        let fresh = Recorder { host, sent: Arc::default() }.render(&request.request).unwrap();
+        assert_eq!(*rendered, fresh);
+        assert_eq!((attempt.url.as_str(), &attempt.request_hash[..]), (fresh.url.as_str(), &fresh.hash()[..]));
+    }
 }
