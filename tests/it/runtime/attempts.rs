@@ -9,7 +9,7 @@ use onejob::policy::Gate;
 use onejob::runtime::{Decision, Then};
 use onejob::store::{Begun, Resolved, Word};
 
-use super::{Shop, both, ended, race, settled, states, submission, until};
+use super::{Shop, both, ended, race, settled, states, submission, ungated, until};
 
 /// Case 16: accepted, then slow: unknown, no failover, the key keeps standing for it.
 #[tokio::test]
@@ -18,8 +18,7 @@ async fn a_timeout_is_unknown_and_blocks_every_other_attempt() {
     shop.inkjet.set_behaviour("hang").unwrap();
     let runtime = shop
         .gateway_with(|setup| {
-            both(setup);
-            setup.route.plan.gate = Gate::Off;
+            ungated(setup);
             setup.total = Duration::from_millis(200);
         })
         .await;
@@ -64,12 +63,7 @@ async fn after_a_resolution_the_same_key_returns_the_truth() {
 #[tokio::test]
 async fn whatever_may_have_happened_is_unknown_and_executed_once() {
     let shop = Shop::open().await;
-    let runtime = shop
-        .gateway_with(|setup| {
-            both(setup);
-            setup.route.plan.gate = Gate::Off;
-        })
-        .await;
+    let runtime = shop.gateway_with(ungated).await;
     for behaviour in ["drop", "status=500", "status=504", "half", "chunked,half", "invalid_json"] {
         shop.inkjet.set_behaviour(behaviour).unwrap();
         let id = runtime.submit(submission(behaviour, "{}")).await.unwrap().job.id;
@@ -86,12 +80,7 @@ async fn whatever_may_have_happened_is_unknown_and_executed_once() {
 async fn a_refused_connection_fails_over_at_once_where_the_gate_is_off() {
     let shop = Shop::open().await;
     shop.inkjet.set_behaviour("refuse").unwrap();
-    let runtime = shop
-        .gateway_with(|setup| {
-            both(setup);
-            setup.route.plan.gate = Gate::Off;
-        })
-        .await;
+    let runtime = shop.gateway_with(ungated).await;
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
     let job = ended(&runtime, id).await;
     assert_eq!((job.state, states(&job)), (JobState::Succeeded, vec![Aborted, Succeeded]));
@@ -117,12 +106,7 @@ async fn a_closed_gate_denies_failover_and_says_so() {
 async fn a_refusal_ends_the_job_and_is_its_answer() {
     let shop = Shop::open().await;
     shop.inkjet.set_behaviour("refuse_status=400").unwrap();
-    let runtime = shop
-        .gateway_with(|setup| {
-            both(setup);
-            setup.route.plan.gate = Gate::Off;
-        })
-        .await;
+    let runtime = shop.gateway_with(ungated).await;
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
     let job = ended(&runtime, id).await;
     assert_eq!((job.state, states(&job)), (JobState::Failed, vec![Failed]));
@@ -191,8 +175,7 @@ async fn the_second_attempt_gets_what_the_first_left_of_the_deadline() {
     shop.laser.set_behaviour("hang").unwrap();
     let runtime = shop
         .gateway_with(|setup| {
-            both(setup);
-            setup.route.plan.gate = Gate::Off;
+            ungated(setup);
             setup.route.deadline = Some(Duration::from_millis(1000));
         })
         .await;
