@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use onejob::attempt::AttemptState::{Aborted, Discarded, Failed, Succeeded, Unknown};
+use onejob::attempt::AttemptState::{Aborted, Discarded, Failed, Running, Succeeded, Unknown};
 use onejob::attempt::{AttemptToken, ResolveOutcome};
 use onejob::job::JobState;
 use onejob::policy::Gate;
@@ -10,6 +10,7 @@ use onejob::runtime::{Decision, Then};
 use onejob::store::{Begun, Resolved, Word};
 
 use super::{Shop, both, ended, race, settled, states, submission, ungated, until};
+use crate::support::Submission;
 
 /// Case 16: accepted, then slow: unknown, no failover, the key keeps standing for it.
 #[tokio::test]
@@ -203,6 +204,24 @@ async fn the_late_primary_of_a_race_is_discarded() {
     assert_eq!((later.state, later.completed_by, later.version), (JobState::Succeeded, 2, won.version));
     assert_eq!(runtime.result(&later).await.unwrap().unwrap(), bytes);
     assert!(later.events.iter().any(|event| event.event == "discarded" && event.attempt == 1));
+}
+
+/// Redis' clock may see the first attempt as younger than the gateway's timer does: too young to be raced, for a moment.
+#[tokio::test]
+async fn a_race_that_may_not_begin_yet_begins_a_little_later() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("hang").unwrap();
+    let after = Duration::from_millis(1000);
+    let runtime = shop.gateway_with(|setup| race(setup, after)).await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    let given = shop.redis.given_absent(Submission::new("order-1")).await;
+    given.rewrite("record[P.attempts][1][A.started_ms] = now + 500").await;
+    let before = runtime.read(id).await.unwrap();
+    assert_eq!(states(&before), [Running], "the timer is still to come");
+
+    let won = ended(&runtime, id).await;
+    assert_eq!((won.state, won.completed_by), (JobState::Succeeded, 2));
+    assert!(won.attempts[1].started_ms >= before.attempts[0].started_ms + 1000);
 }
 
 /// The result says who answered. Case 44.
