@@ -4,8 +4,8 @@
 //! before anybody is told; a beginning whose fate is not known is never sent.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
@@ -28,6 +28,11 @@ use crate::store::{
 const STORE_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause before a call to the store is made again.
 const STORE_PAUSE_MAX: Duration = Duration::from_secs(2);
+/// The first pause before a race that may not begin yet tries again; doubles up to [`RACE_PAUSE_MAX`].
+const RACE_PAUSE: Duration = Duration::from_millis(50);
+/// The last pause of a race that may not begin yet. With those before it six seconds; a clock that is set back by more costs the
+/// race, not the job.
+const RACE_PAUSE_MAX: Duration = Duration::from_millis(3200);
 /// How long a stopping gateway tries to write down that an attempt became unknown.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
@@ -141,6 +146,12 @@ impl Inner {
         }
     }
 
+    /// Whether as many attempts of a race run here as may run at all.
+    fn race_is_full(&self, work: &Work) -> bool {
+        let beside = self.running().values().filter(|attempt| attempt.job == work.job).count();
+        beside >= work.route.rules.race_max as usize
+    }
+
     /// A submit whose reply was lost: finds out whether the claim was made, and if so, gives its attempt back unsent.
     pub(crate) fn settle_claim(self: &Arc<Self>, submit: &SubmitJob<'_>) {
         let (runtime, identity, token) = (Arc::clone(self), submit.id.identity(), submit.token);
@@ -250,18 +261,36 @@ async fn begin_and_drive(
     lane: Arc<Lane>,
 ) {
     let began = Instant::now();
-    if let Some((attempt, rendered, room)) = begin(runtime, &work, place, holder, room, lane).await {
+    if let Ok((attempt, rendered, room)) = begin(runtime, &work, place, holder, room, lane).await {
         drive(Arc::clone(runtime), work, attempt, rendered, room, began).await;
     }
 }
 
 /// Begins another attempt of a race beside the one that is running, if the scripts allow it.
-pub(crate) async fn race(runtime: Arc<Inner>, work: Work) {
+///
+/// By Redis' clock the running one may be younger than by ours. Then it tries again for a while, as long as that one runs.
+pub(crate) async fn race(runtime: Arc<Inner>, beside: Weak<Running>, work: Work) {
     let Some(last) = work.tries.last() else { return };
     let place = work.route.plan.beside(last.provider);
     let Some(lane) = lane_of(&runtime, &work, place) else { return };
-    let Some(room) = runtime.try_room(&lane) else { return };
-    begin_and_drive(&runtime, work, place, None, room, lane).await;
+    let mut pause = RACE_PAUSE;
+    loop {
+        let Some(room) = runtime.try_room(&lane) else { return };
+        let began = Instant::now();
+        match begin(&runtime, &work, place, None, room, Arc::clone(&lane)).await {
+            Ok((attempt, rendered, room)) => return drive(runtime, work, attempt, rendered, room, began).await,
+            Err(NotBegun::BesideRunning) if pause <= RACE_PAUSE_MAX && !runtime.race_is_full(&work) => {}
+            Err(NotBegun::BesideRunning | NotBegun::Otherwise) => return,
+        }
+        tokio::select! {
+            () = runtime.timers.pause(pause) => {}
+            () = runtime.stopping.cancelled() => return,
+        }
+        if beside.strong_count() == 0 {
+            return;
+        }
+        pause *= 2;
+    }
 }
 
 /// Counts a job that waits here for room or for its next attempt.
@@ -308,10 +337,19 @@ async fn begin_next(
         }
     }
     let room = runtime.room(&lane, runtime.options.lease / 2).await?;
-    begin(runtime, work, place, holder, room, lane).await
+    begin(runtime, work, place, holder, room, lane).await.ok()
 }
 
-/// Begins an attempt with its write-ahead. `None`: it did not begin, and somebody else will see to the job.
+/// Why no attempt began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NotBegun {
+    /// One is running, beside which none may begin yet.
+    BesideRunning,
+    /// Anything else: somebody else will see to the job.
+    Otherwise,
+}
+
+/// Begins an attempt with its write-ahead.
 async fn begin(
     runtime: &Arc<Inner>,
     work: &Work,
@@ -319,16 +357,16 @@ async fn begin(
     holder: Option<AttemptToken>,
     room: Room,
     lane: Arc<Lane>,
-) -> Option<(Arc<Running>, Rendered, Room)> {
+) -> Result<(Arc<Running>, Rendered, Room), NotBegun> {
     if runtime.stopping.is_cancelled() {
-        return None;
+        return Err(NotBegun::Otherwise);
     }
     debug_assert_eq!(work.route.providers.get(place), Some(&lane.slot.name));
     let rendered = match lane.slot.provider.render(&work.request) {
         Ok(rendered) => rendered,
         Err(error) => {
             tracing::warn!(job = %work.job, provider = lane.slot.name, %error, "the request cannot be rendered for this provider");
-            return None;
+            return Err(NotBegun::Otherwise);
         }
     };
     let hash = rendered.hash();
@@ -352,25 +390,26 @@ async fn begin(
         match runtime.store.begin_attempt(&begin).await {
             Ok(Begun::Started { number, .. }) => {
                 let attempt = Running::new(runtime, work, lane, number, token, lease_from_ms, work.hint_ms.or(Some(hint_ms)));
-                return Some((attempt, rendered, room));
+                return Ok((attempt, rendered, room));
             }
             // A delay that Redis' clock sees a little longer than ours.
             Ok(Begun::TooEarly { wait_ms }) if wait_ms <= runtime.lease_ms() && again < 3 => {
                 again += 1;
                 runtime.timers.pause(Duration::from_millis(wait_ms)).await;
             }
+            Ok(Begun::Blocked { by: AttemptState::Running, .. }) => return Err(NotBegun::BesideRunning),
             Ok(refused) => {
                 tracing::debug!(job = %work.job, ?refused, "no attempt began");
-                return None;
+                return Err(NotBegun::Otherwise);
             }
             Err(error @ StoreError::Ambiguous { .. }) => {
                 tracing::warn!(job = %work.job, %error, "a beginning is not confirmed; it is not sent");
                 settle_beginning(runtime, &begin).await;
-                return None;
+                return Err(NotBegun::Otherwise);
             }
             Err(error) => {
                 tracing::warn!(job = %work.job, %error, "no attempt began; the sweeper will go on");
-                return None;
+                return Err(NotBegun::Otherwise);
             }
         }
     }

@@ -84,8 +84,8 @@ fn fire(runtime: &Arc<Inner>, timer: Timer) {
         }
         Timer::Race(attempt, work) => {
             // Only while the attempt before it still runs.
-            if attempt.upgrade().is_some() && !runtime.stopping.is_cancelled() {
-                runtime.work.spawn(attempts::race(Arc::clone(runtime), *work));
+            if attempt.strong_count() > 0 && !runtime.stopping.is_cancelled() {
+                runtime.work.spawn(attempts::race(Arc::clone(runtime), attempt, *work));
             }
         }
         Timer::Wake(wake) => {

@@ -7,6 +7,7 @@ use crate::fingerprint::{digest, sha256};
 use crate::job::{Class, Identity, JobId, Owner, Payload, Rules};
 use crate::store::{Begin, Store, StoreOptions, SubmitJob, Submitted};
 
+#[expect(dead_code, reason = "the tests outside also send signals to its process")]
 #[path = "../../tests/it/support/server.rs"]
 mod server;
 

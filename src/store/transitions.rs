@@ -62,6 +62,7 @@ fn body_arguments(payload: &Payload) -> (u64, &[u8]) {
         Body::Blob { sha256, bytes } => (*bytes, sha256),
     }
 }
+
 impl Store {
     /// Claims a key for one job, or says what it already stands for. One round trip, its hint included.
     ///
@@ -340,8 +341,8 @@ impl Store {
     /// # Errors
     /// Any: look again later.
     pub async fn tick_job(&self, identity: Identity) -> Result<Ticked, StoreError> {
-        let echo = identity.to_string().into_bytes();
-        let call = self.call(Script::TickJob, identity, vec![echo.clone()], echo);
+        let echo = identity.to_string();
+        let call = self.call(Script::TickJob, identity, arguments![echo.as_str()], echo.as_bytes().to_vec());
         let mut reply = self.run(&call, &Around::default()).await?;
         match reply.status() {
             "ticked" | "unchanged" => {

@@ -11,6 +11,8 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 
+use crate::support::Redis;
+
 /// Longer than anything here takes, also on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 /// A job that never was: a well-formed id.
@@ -513,25 +515,14 @@ async fn the_doctor_finds_a_private_redis_well() {
 
 #[tokio::test]
 async fn the_doctor_finds_an_evicting_redis_bad_and_serve_refuses_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("redis.sock");
-    let mut redis = Command::new("redis-server");
-    redis.args(["--port", "0", "--save", "", "--maxmemory-policy", "allkeys-lru", "--unixsocket"]).arg(&socket);
-    let mut redis = redis.kill_on_drop(true).stdout(Stdio::null()).spawn().expect("redis-server: apt-get install redis-server");
-    let there = async {
-        while tokio::net::UnixStream::connect(&socket).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(DEADLINE, there).await.expect("redis-server listens");
-    let url = format!("redis.url=redis+unix://{}", socket.display());
+    let redis = Redis::start_with(&["--maxmemory-policy", "allkeys-lru"]).await;
+    let url = format!("redis.url={}", redis.url());
 
     let doctor = run(&["--json", "--set", &url, "doctor"]).await.expect(6).json();
     let finding = doctor["findings"].as_array().unwrap().iter().find(|finding| finding["check"] == json!("eviction")).unwrap();
     assert_eq!((&finding["verdict"], &finding["found"]), (&json!("bad"), &json!("allkeys-lru")));
     let refused = run(&["--set", &url, "serve", "--listen", "127.0.0.1:0"]).await.expect(6);
     assert!(refused.stderr.contains("maxmemory-policy"), "{}", refused.stderr);
-    redis.kill().await.unwrap();
 }
 
 /// A gateway that is away, then unavailable, then there: for as long as it takes, it is the same intent.

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use crate::http_support::{Site, serve};
+use crate::support::until;
 
 /// Whatever the network does to the second click: one job, one call at the provider.
 #[tokio::test]
@@ -79,7 +80,7 @@ async fn a_timeout_is_unknown_and_blocks_every_attempt_until_it_is_resolved() {
 }
 
 async fn until_second_attempt(site: &Site, id: &str) {
-    crate::http_support::until("the provider is asked a second time", async || site.provider.ledger_of(id).received == 2).await;
+    until("the provider is asked a second time", async || site.provider.ledger_of(id).received == 2).await;
 }
 
 /// The reason why results are compared and set: the first one out, the official primary, comes back last.

@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use crate::http_support::{Answer, Client, QUARANTINE_MS, Site, until};
+use crate::http_support::{Answer, Client, QUARANTINE_MS, Site};
+use crate::support::until;
 
 const BEGIN: &str = r#"{"provider":"laser","lease_ms":60000}"#;
 

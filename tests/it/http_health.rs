@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::http_support::{Site, until};
+use crate::http_support::Site;
+use crate::support::until;
 
 #[tokio::test]
 async fn health_needs_no_credential() {
@@ -21,9 +22,8 @@ async fn health_needs_no_credential() {
 #[tokio::test]
 async fn readiness_fails_when_no_job_could_be_taken_though_redis_answers() {
     let site = Site::start().await;
-    let mut connection = site.redis.connection().await;
-    let _: () = redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg("1").query_async(&mut connection).await.unwrap();
-    let pong: String = redis::cmd("PING").query_async(&mut connection).await.unwrap();
+    let () = site.redis.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let pong: String = site.redis.command(&["PING"]).await;
     assert_eq!(pong, "PONG");
     let anybody = site.client("");
     let problem = anybody.get("/readyz").await.problem(503, "not-ready");
@@ -32,7 +32,7 @@ async fn readiness_fails_when_no_job_could_be_taken_though_redis_answers() {
     let refused = site.alice().submit("print", "k", "{}").await.problem(503, "store-unavailable");
     assert!(refused["detail"].as_str().unwrap().contains("send the same request with the same key again"), "{refused}");
     assert_eq!((refused["source"].clone(), refused["retryable"].clone()), ("store".into(), true.into()));
-    let _: () = redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg("0").query_async(&mut connection).await.unwrap();
+    let () = site.redis.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
     anybody.get("/readyz").await.is(200);
     site.alice().submit("print", "k", "{}").await.is(202);
 }
@@ -43,8 +43,7 @@ async fn out_of_memory_a_duplicate_still_gets_its_answer() {
     let site = Site::start().await;
     let id = site.alice().submit("print", "k", "{}").await.job_id();
     site.alice().ended(&id).await;
-    let mut connection = site.redis.connection().await;
-    let _: () = redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg("1").query_async(&mut connection).await.unwrap();
+    let () = site.redis.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
     assert_eq!(site.alice().submit("print", "k", "{}").await.is(200).job_id(), id);
 }
 
@@ -101,8 +100,7 @@ async fn labels_are_bounded_and_a_scrape_costs_redis_nothing() {
     assert!(text.contains(r#"onejob_submits_total{result="created"} 30"#), "{text}");
 
     let calls = async || {
-        let mut connection = site.redis.connection().await;
-        let info: String = redis::cmd("INFO").arg("commandstats").query_async(&mut connection).await.unwrap();
+        let info: String = site.redis.command(&["INFO", "commandstats"]).await;
         info.lines()
             .filter(|line| line.starts_with("cmdstat_evalsha:") || line.starts_with("cmdstat_eval:"))
             .map(|line| line.split("calls=").nth(1).unwrap().split(',').next().unwrap().parse::<u64>().unwrap())

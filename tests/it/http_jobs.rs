@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::http_support::{PROVIDER_TOKEN, Site, until};
+use crate::http_support::{PROVIDER_TOKEN, Site};
+use crate::support::until;
 
 /// What is refused is refused before anything is claimed, and the key itself is never repeated.
 #[tokio::test]
@@ -326,7 +327,7 @@ async fn a_result_whose_bytes_have_vanished_is_an_error_by_name() {
     let id = alice.submit("print", "order-1", input).await.job_id();
     let job = alice.ended(&id).await;
     assert!(job["result"]["body"]["padding"].as_str().unwrap().len() > 10_000);
-    let mut connection = site.redis.connection().await;
+    let mut connection = site.redis.connection();
     let blobs: Vec<String> = redis::cmd("KEYS").arg("oj:*:b:*").query_async(&mut connection).await.unwrap();
     assert_eq!(blobs.len(), 1);
     let _: () = redis::cmd("DEL").arg(&blobs).query_async(&mut connection).await.unwrap();
@@ -345,7 +346,7 @@ async fn a_record_that_cannot_be_used_is_an_error_by_name() {
     let id = alice.submit("print", "order-1", "{}").await.job_id();
     alice.ended(&id).await;
     let (record, (bytes, _)) = site.redis.dump().await.pop_first().unwrap();
-    let mut connection = site.redis.connection().await;
+    let mut connection = site.redis.connection();
     let path = format!("/v1/jobs/{id}");
 
     // Another owner and key, cut to the same identity.

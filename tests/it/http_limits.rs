@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
-use crate::http_support::{SOON, Site, raw, rest, until};
+use crate::http_support::{Site, raw, rest};
+use crate::support::{SOON, until};
 
 const HEAD: &str = "POST /v1/jobs HTTP/1.1\r\nhost: x\r\nauthorization: Bearer alice\r\ncontent-type: application/json\r\n\
                     idempotency-key: k\r\n";

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::http_support::{PROVIDER_TOKEN, Site, until};
+use crate::http_support::{PROVIDER_TOKEN, Site};
+use crate::support::until;
 
 const CHAT: &str = "/proxy/chat/v1/chat/completions";
 const JSON: (&str, &str) = ("content-type", "application/json");

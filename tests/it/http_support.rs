@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
@@ -16,100 +15,21 @@ use onejob::fingerprint::sha256;
 use onejob::job::{Class, Owner, Rules};
 use onejob::policy::{FailoverOn, Gate, Plan};
 use onejob::provider::http::{HttpOptions, HttpProvider};
-use onejob::provider::simulated::{Simulated, SimulatedOptions};
+use onejob::provider::simulated::Simulated;
 use onejob::runtime::{ProviderSlot, Route, Runtime, RuntimeOptions};
 use onejob::server::{Gateway, Owners, ServerOptions, Tokens};
 use onejob::store::{Store, StoreOptions};
 use serde_json::Value;
-use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-/// How long a condition may take to become true, on a machine that does much else.
-pub const SOON: Duration = Duration::from_secs(20);
+use crate::support::{Redis, SOON, simulated, until};
+
 /// The provider's credential; it must never come out.
 pub const PROVIDER_TOKEN: &str = "sk-provider-credential-0001";
 /// Quarantine of every route: longer than any test.
 pub const QUARANTINE_MS: u64 = 600_000;
-
-/// A Redis of this test's own, on a socket in a directory of its own.
-pub struct Redis {
-    child: Child,
-    dir: TempDir,
-}
-
-impl Redis {
-    pub async fn start() -> Redis {
-        let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join("redis.sock");
-        let child = Command::new("redis-server")
-            .args(["--port", "0", "--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction", "--unixsocket"])
-            .arg(&socket)
-            .arg("--dir")
-            .arg(dir.path())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("redis-server must be installed: apt-get install redis-server");
-        let redis = Redis { child, dir };
-        until("redis accepts connections", async || tokio::net::UnixStream::connect(&socket).await.is_ok()).await;
-        redis
-    }
-
-    pub fn url(&self) -> String {
-        format!("redis+unix://{}", self.dir.path().join("redis.sock").display())
-    }
-
-    pub async fn connection(&self) -> redis::aio::MultiplexedConnection {
-        redis::Client::open(self.url()).unwrap().get_multiplexed_async_connection().await.unwrap()
-    }
-
-    /// Every record and blob with its bytes and whether it expires; hints may dangle and are left out.
-    pub async fn dump(&self) -> BTreeMap<String, (Vec<u8>, bool)> {
-        let mut connection = self.connection().await;
-        let keys: Vec<String> = redis::cmd("KEYS").arg("oj:*").query_async(&mut connection).await.unwrap();
-        let mut dump = BTreeMap::new();
-        for key in keys {
-            if key.starts_with("oj:due") || key.starts_with("oj:unknown") || key.starts_with("oj:meta") {
-                continue;
-            }
-            let bytes: Vec<u8> = redis::cmd("GET").arg(&key).query_async(&mut connection).await.unwrap();
-            let ttl: i64 = redis::cmd("PTTL").arg(&key).query_async(&mut connection).await.unwrap();
-            dump.insert(key, (bytes, ttl >= 0));
-        }
-        dump
-    }
-
-    /// Stops answering, without closing a connection.
-    pub fn pause(&self) {
-        self.signal("-STOP");
-    }
-
-    pub fn resume(&self) {
-        self.signal("-CONT");
-    }
-
-    fn signal(&self, signal: &str) {
-        let status = Command::new("kill").arg(signal).arg(self.child.id().to_string()).status().unwrap();
-        assert!(status.success());
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Waits until a condition holds.
-pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + SOON;
-    while !condition().await {
-        assert!(Instant::now() < deadline, "not within {SOON:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
 
 /// One gateway that serves.
 pub struct Served {
@@ -134,7 +54,7 @@ impl Site {
 
     pub async fn with(change: impl FnOnce(&mut ServerOptions)) -> Site {
         let redis = Redis::start().await;
-        let provider = Simulated::start(SimulatedOptions::default()).await.unwrap();
+        let provider = simulated().await;
         let gateway = serve(&redis, &provider, change).await;
         Site { redis, provider, gateway }
     }
@@ -182,7 +102,7 @@ pub fn options() -> ServerOptions {
 
 /// One more gateway before the same Redis and provider.
 pub async fn serve(redis: &Redis, provider: &Simulated, change: impl FnOnce(&mut ServerOptions)) -> Served {
-    let mut store = StoreOptions::new(&redis.url());
+    let mut store = StoreOptions::new(redis.url());
     store.response_timeout = Duration::from_secs(2);
     let (store, _) = Store::connect(store).await.unwrap();
     let runtime_options = RuntimeOptions { sweep: Duration::from_millis(100), waiters_max: 200, ..RuntimeOptions::default() };

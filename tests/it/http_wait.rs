@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::http_support::{SOON, Site, serve, until};
+use crate::http_support::{Site, serve};
+use crate::support::{SOON, until};
 
 /// Created on one gateway, waited for on another: the wake-up comes by a message, not by the slow poll behind it.
 #[tokio::test]

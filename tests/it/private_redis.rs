@@ -3,13 +3,11 @@
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use onejob::store::private_redis::{PrivateRedis, PrivateRedisError, PrivateRedisOptions};
 use redis::AsyncCommands as _;
 
-/// How long a test waits for what must happen.
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::support::until;
 
 fn on(data_dir: &Path) -> PrivateRedisOptions {
     PrivateRedisOptions { data_dir: data_dir.to_owned(), server: None }
@@ -39,14 +37,6 @@ fn kill_9(pid: u32) {
 fn is_gone(pid: u32) -> bool {
     // A zombie has ended too; it only waits for its parent.
     std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
-}
-
-async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < PATIENCE, "{what} did not come true");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
 }
 
 #[tokio::test]
@@ -101,7 +91,7 @@ async fn a_killed_server_comes_back_with_its_data_at_the_same_address() {
         let pid = redis.pid().unwrap();
         set(&redis, "oj:1", &format!("round {round}")).await;
         kill_9(pid);
-        eventually("another server", || redis.pid().is_some_and(|now| now != pid)).await;
+        until("another server", async || redis.pid().is_some_and(|now| now != pid)).await;
         assert_eq!(get(&redis, "oj:1").await, Some(format!("round {round}")));
         assert_eq!(redis.url(), url);
     }
@@ -114,7 +104,7 @@ async fn a_stop_while_the_server_is_dead_ends_and_frees_the_data_directory() {
     let redis = start(home.path()).await;
     let pid = redis.pid().unwrap();
     kill_9(pid);
-    eventually("its death", || is_gone(pid)).await;
+    until("its death", async || is_gone(pid)).await;
     redis.stop().await;
     start(home.path()).await.stop().await;
 }
@@ -152,7 +142,7 @@ async fn dropped_it_is_killed_and_loses_nothing_that_it_answered() {
     let pid = redis.pid().unwrap();
     set(&redis, "oj:1", "kept").await;
     drop(redis);
-    eventually("its death", || is_gone(pid)).await;
+    until("its death", async || is_gone(pid)).await;
     let redis = start(home.path()).await;
     assert_eq!(get(&redis, "oj:1").await.as_deref(), Some("kept"));
     redis.stop().await;

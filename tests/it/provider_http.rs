@@ -16,6 +16,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::support::{simulated, until};
+
 const JOB: &str = "0190b0c0-0000-8000-8000-000000000001";
 const SECRET: &str = "sk-live/0123456789";
 const RESULT_BYTES_MAX: usize = 1 << 20;
@@ -63,10 +65,6 @@ pub fn simulate(provider: &HttpProvider, behaviour: &str) -> Call {
     let mut call = call(provider);
     call.rendered.headers.push(("onejob-simulate".to_owned(), behaviour.to_owned()));
     call
-}
-
-async fn simulated() -> Simulated {
-    Simulated::start(SimulatedOptions::default()).await.unwrap()
 }
 
 fn reason(outcome: &Outcome) -> &str {
@@ -188,14 +186,6 @@ impl Wire {
     }
 }
 
-pub async fn until(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !condition() {
-        assert!(Instant::now() < deadline, "{what} did not come true within 10 s");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
 // What was sent
 
 #[tokio::test]
@@ -263,19 +253,11 @@ async fn a_refused_connection_is_not_sent() {
 }
 
 pub async fn until_refused(addr: SocketAddr) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while TcpStream::connect(addr).await.is_ok() {
-        assert!(Instant::now() < deadline, "{addr} still accepts after 10 s");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    until(&format!("{addr} refuses"), async || TcpStream::connect(addr).await.is_err()).await;
 }
 
 pub async fn until_accepted(addr: SocketAddr) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while TcpStream::connect(addr).await.is_err() {
-        assert!(Instant::now() < deadline, "{addr} still refuses after 10 s");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    until(&format!("{addr} accepts"), async || TcpStream::connect(addr).await.is_ok()).await;
 }
 
 #[tokio::test]
@@ -350,7 +332,7 @@ async fn a_fence_that_closes_while_connecting_lets_no_byte_out() {
     fence.close();
     assert_not_sent(&submit.await, "fenced");
     drop(provider);
-    until("the connection to end without a byte", || raw.seen.ended.load(Ordering::SeqCst) == raw.connections()).await;
+    until("the connection to end without a byte", async || raw.seen.ended.load(Ordering::SeqCst) == raw.connections()).await;
     assert_eq!(raw.requests(), Vec::<Vec<u8>>::new());
 }
 
@@ -395,7 +377,7 @@ async fn a_kept_connection_closed_by_the_server_is_replaced_and_the_request_sent
         assert_eq!(provider.submit(call(&provider)).await.word(), "succeeded", "round {round}");
         assert_eq!((raw.requests().len(), raw.connections()), (round, round));
         // The server has closed once the task that served the connection has dropped its reference.
-        until("the connection to be closed", || Arc::strong_count(&raw.seen) == 2).await;
+        until("the connection to be closed", async || Arc::strong_count(&raw.seen) == 2).await;
     }
 }
 
@@ -483,7 +465,7 @@ async fn dropping_the_provider_closes_its_connections() {
     }
     assert_eq!((raw.connections(), raw.seen.ended.load(Ordering::SeqCst)), (2, 0));
     drop(provider);
-    until("both connections to end", || raw.seen.ended.load(Ordering::SeqCst) == 2).await;
+    until("both connections to end", async || raw.seen.ended.load(Ordering::SeqCst) == 2).await;
 }
 
 // After the first byte: unknown, unless the answer is complete and definite
@@ -724,9 +706,9 @@ async fn a_call_whose_future_is_dropped_closes_its_connection() {
         let provider = Arc::clone(&provider);
         async move { provider.submit(call(&provider)).await }
     });
-    until("the request to arrive", || raw.requests().len() == 1).await;
+    until("the request to arrive", async || raw.requests().len() == 1).await;
     task.abort();
-    until("the connection to end", || raw.seen.ended.load(Ordering::SeqCst) == 1).await;
+    until("the connection to end", async || raw.seen.ended.load(Ordering::SeqCst) == 1).await;
 }
 
 // Secrets

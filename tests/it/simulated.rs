@@ -9,7 +9,8 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::provider_http::{call, options, simulate, until, until_accepted, until_refused};
+use crate::provider_http::{call, options, simulate, until_accepted, until_refused};
+use crate::support::until;
 
 async fn start(behaviour: &str) -> Simulated {
     Simulated::start(SimulatedOptions { behaviour: behaviour.to_owned(), ..SimulatedOptions::default() }).await.unwrap()
@@ -107,7 +108,7 @@ async fn work_that_was_taken_on_is_done_though_the_client_goes_away() {
     let call = Call { deadline: Instant::now() + Duration::from_millis(400), ..simulate(&provider, "queue=1500ms") };
     assert_eq!(provider.submit(call).await.word(), "unknown");
     assert_eq!((simulated.ledger().accepted, simulated.ledger().executed), (1, 0));
-    until("the execution", || simulated.ledger().executed == 1).await;
+    until("the execution", async || simulated.ledger().executed == 1).await;
     assert_eq!(simulated.ledger().answered, 0);
 }
 
@@ -155,7 +156,7 @@ async fn shutdown_ends_what_hangs_and_frees_the_port() {
     let addr = simulated.addr();
     let provider = HttpProvider::new("laser", options(&simulated.base_url())).unwrap();
     let submit = tokio::spawn(async move { provider.submit(call(&provider)).await });
-    until("the execution", || simulated.ledger().executed == 1).await;
+    until("the execution", async || simulated.ledger().executed == 1).await;
     simulated.shutdown().await;
     assert_eq!(submit.await.unwrap().word(), "unknown");
     assert!(TcpStream::connect(addr).await.is_err());

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use onejob::attempt::AttemptState::{Aborted, Discarded, Failed, Succeeded, Unknown};
+use onejob::attempt::AttemptState::{Aborted, Discarded, Failed, Running, Succeeded, Unknown};
 use onejob::attempt::{AttemptToken, ResolveOutcome};
 use onejob::job::JobState;
 use onejob::policy::Gate;
@@ -11,7 +11,8 @@ use onejob::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Ren
 use onejob::runtime::{Decision, Then};
 use onejob::store::{Begun, Resolved, Word};
 
-use super::{Shop, both, ended, race, settled, slot, states, submission, until};
+use super::{Shop, both, ended, race, settled, slot, states, submission, ungated, until};
+use crate::support::Submission;
 
 /// Case 16: accepted, then slow: unknown, no failover, the key keeps standing for it.
 #[tokio::test]
@@ -20,8 +21,7 @@ async fn a_timeout_is_unknown_and_blocks_every_other_attempt() {
     shop.inkjet.set_behaviour("hang").unwrap();
     let runtime = shop
         .gateway_with(|setup| {
-            both(setup);
-            setup.route.plan.gate = Gate::Off;
+            ungated(setup);
             setup.total = Duration::from_millis(200);
         })
         .await;
@@ -66,12 +66,7 @@ async fn after_a_resolution_the_same_key_returns_the_truth() {
 #[tokio::test]
 async fn whatever_may_have_happened_is_unknown_and_executed_once() {
     let shop = Shop::open().await;
-    let runtime = shop
-        .gateway_with(|setup| {
-            both(setup);
-            setup.route.plan.gate = Gate::Off;
-        })
-        .await;
+    let runtime = shop.gateway_with(ungated).await;
     for behaviour in ["drop", "status=500", "status=504", "half", "chunked,half", "invalid_json"] {
         shop.inkjet.set_behaviour(behaviour).unwrap();
         let id = runtime.submit(submission(behaviour, "{}")).await.unwrap().job.id;
@@ -88,12 +83,7 @@ async fn whatever_may_have_happened_is_unknown_and_executed_once() {
 async fn a_refused_connection_fails_over_at_once_where_the_gate_is_off() {
     let shop = Shop::open().await;
     shop.inkjet.set_behaviour("refuse").unwrap();
-    let runtime = shop
-        .gateway_with(|setup| {
-            both(setup);
-            setup.route.plan.gate = Gate::Off;
-        })
-        .await;
+    let runtime = shop.gateway_with(ungated).await;
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
     let job = ended(&runtime, id).await;
     assert_eq!((job.state, states(&job)), (JobState::Succeeded, vec![Aborted, Succeeded]));
@@ -119,12 +109,7 @@ async fn a_closed_gate_denies_failover_and_says_so() {
 async fn a_refusal_ends_the_job_and_is_its_answer() {
     let shop = Shop::open().await;
     shop.inkjet.set_behaviour("refuse_status=400").unwrap();
-    let runtime = shop
-        .gateway_with(|setup| {
-            both(setup);
-            setup.route.plan.gate = Gate::Off;
-        })
-        .await;
+    let runtime = shop.gateway_with(ungated).await;
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
     let job = ended(&runtime, id).await;
     assert_eq!((job.state, states(&job)), (JobState::Failed, vec![Failed]));
@@ -193,8 +178,7 @@ async fn the_second_attempt_gets_what_the_first_left_of_the_deadline() {
     shop.laser.set_behaviour("hang").unwrap();
     let runtime = shop
         .gateway_with(|setup| {
-            both(setup);
-            setup.route.plan.gate = Gate::Off;
+            ungated(setup);
             setup.route.deadline = Some(Duration::from_millis(1000));
         })
         .await;
@@ -222,6 +206,24 @@ async fn the_late_primary_of_a_race_is_discarded() {
     assert_eq!((later.state, later.completed_by, later.version), (JobState::Succeeded, 2, won.version));
     assert_eq!(runtime.result(&later).await.unwrap().unwrap(), bytes);
     assert!(later.events.iter().any(|event| event.event == "discarded" && event.attempt == 1));
+}
+
+/// Redis' clock may see the first attempt as younger than the gateway's timer does: too young to be raced, for a moment.
+#[tokio::test]
+async fn a_race_that_may_not_begin_yet_begins_a_little_later() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("hang").unwrap();
+    let after = Duration::from_millis(1000);
+    let runtime = shop.gateway_with(|setup| race(setup, after)).await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    let given = shop.redis.given_absent(Submission::new("order-1")).await;
+    given.rewrite("record[P.attempts][1][A.started_ms] = now + 500").await;
+    let before = runtime.read(id).await.unwrap();
+    assert_eq!(states(&before), [Running], "the timer is still to come");
+
+    let won = ended(&runtime, id).await;
+    assert_eq!((won.state, won.completed_by), (JobState::Succeeded, 2));
+    assert!(won.attempts[1].started_ms >= before.attempts[0].started_ms + 1000);
 }
 
 /// The result says who answered. Case 44.

@@ -6,11 +6,11 @@ use std::time::Duration;
 use onejob::attempt::AttemptState::{Aborted, Succeeded, Unknown};
 use onejob::attempt::AttemptToken;
 use onejob::fingerprint::{Fingerprinted, digest, fingerprint};
-use onejob::job::{Body, Class, Identity, JobId, JobState, Key, Owner, Payload, Rules};
+use onejob::job::{Body, Class, Identity, JobId, JobState, Key, Owner, Payload};
 use onejob::runtime::{Drained, Replayed, SubmitError, WaitFor};
 use onejob::store::{Begin, Store, SubmitJob, Submitted, WriteAhead};
 
-use super::{PATIENCE, Shop, ended, settled, states, submission, until};
+use super::{SOON, Shop, ended, rules, settled, states, submission, until};
 
 /// Claims a job as a gateway would that dies right afterwards.
 async fn claimed_by_a_dead_gateway(store: &Store, key: &str, begin: Begin<'_>, lease: Duration) -> JobId {
@@ -28,15 +28,7 @@ async fn claimed_by_a_dead_gateway(store: &Store, key: &str, begin: Begin<'_>, l
         route: "print",
         class: Class::Exclusive,
         deadline_ms: 60_000,
-        rules: Rules {
-            attempts_max: 3,
-            race_max: 1,
-            race_after_ms: 0,
-            key_life_ms: 3_600_000,
-            retention_ms: 3_600_000,
-            releases_on_failure: false,
-            quarantine_ms: 100_000,
-        },
+        rules: rules(),
         input: &Payload { head: format!(" \ncontent-type: {content_type}"), body: Body::Inline(Arc::from(&body[..])) },
         token: AttemptToken::random(),
         lease_ms: u64::try_from(lease.as_millis()).unwrap(),
@@ -60,7 +52,7 @@ async fn a_waiter_on_another_gateway_is_woken() {
     let id = here.submit(submission("order-1", "{}")).await.unwrap().job.id;
     let attached = there.submit(submission("order-1", "{}")).await.unwrap();
     assert_eq!((attached.job.id, attached.replayed), (id, Replayed::Yes));
-    let job = there.wait(id, WaitFor::Ended, PATIENCE).await.unwrap();
+    let job = there.wait(id, WaitFor::Ended, SOON).await.unwrap();
     assert_eq!(job.state, JobState::Succeeded);
     assert_eq!(shop.executions(id), 1);
 }
@@ -129,7 +121,7 @@ async fn the_client_that_goes_away_stops_nothing() {
     shop.inkjet.set_behaviour("delay=300ms").unwrap();
     let runtime = shop.gateway().await;
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
-    let gone = tokio::time::timeout(Duration::from_millis(20), runtime.wait(id, WaitFor::Ended, PATIENCE)).await;
+    let gone = tokio::time::timeout(Duration::from_millis(20), runtime.wait(id, WaitFor::Ended, SOON)).await;
     assert!(gone.is_err());
     assert_eq!(ended(&runtime, id).await.state, JobState::Succeeded);
 }
@@ -157,7 +149,7 @@ async fn a_stopping_gateway_lets_running_attempts_finish_and_takes_no_more() {
     until("the call is at the provider", async || shop.inkjet.ledger().received == 1).await;
     let stopping = tokio::spawn({
         let runtime = runtime.clone();
-        async move { runtime.shutdown(PATIENCE).await }
+        async move { runtime.shutdown(SOON).await }
     });
     until("no more is taken", async || matches!(runtime.submit(submission("order-2", "{}")).await, Err(SubmitError::Stopping)))
         .await;

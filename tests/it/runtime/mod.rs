@@ -12,15 +12,12 @@ use onejob::provider::{Provider, Request};
 use onejob::runtime::{ProviderSlot, Route, Runtime, RuntimeOptions, Submission, WaitFor};
 use onejob::store::{Store, StoreOptions};
 
-use crate::support::Redis;
+use crate::support::{Redis, SOON, until};
 
 mod attempts;
 mod claims;
 mod faults;
 mod gateways;
-
-/// How long a test waits for something that must happen.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A Redis, and a print shop with two printers.
 struct Shop {
@@ -55,15 +52,6 @@ impl Shop {
     }
 
     async fn gateway_with(&self, change: impl FnOnce(&mut Setup)) -> Runtime {
-        let rules = Rules {
-            attempts_max: 3,
-            race_max: 1,
-            race_after_ms: 0,
-            key_life_ms: 3_600_000,
-            retention_ms: 3_600_000,
-            releases_on_failure: false,
-            quarantine_ms: 100_000,
-        };
         let plan = Plan {
             providers: 1,
             attempts_max: 3,
@@ -78,7 +66,7 @@ impl Shop {
                 class: Class::Exclusive,
                 providers: vec!["inkjet".to_owned()],
                 deadline: Some(Duration::from_secs(60)),
-                rules,
+                rules: rules(),
                 plan,
                 fingerprint_ignore: Vec::new(),
             },
@@ -119,16 +107,34 @@ fn slot(name: &str, provider: impl Provider) -> ProviderSlot {
     ProviderSlot { name: name.to_owned(), provider: Arc::new(provider), total: Duration::from_secs(30), in_flight_max: 100 }
 }
 
+/// The rules of the print shop.
+fn rules() -> Rules {
+    Rules {
+        attempts_max: 3,
+        race_max: 1,
+        race_after_ms: 0,
+        key_life_ms: 3_600_000,
+        retention_ms: 3_600_000,
+        releases_on_failure: false,
+        quarantine_ms: 100_000,
+    }
+}
+
 fn race(setup: &mut Setup, after: Duration) {
     setup.route.class = Class::Race;
     setup.route.rules.race_max = 2;
     setup.route.rules.race_after_ms = u64::try_from(after.as_millis()).unwrap();
-    setup.route.plan.gate = Gate::Off;
-    both(setup);
+    ungated(setup);
 }
 
 fn both(setup: &mut Setup) {
     setup.route.providers = vec!["inkjet".to_owned(), "laser".to_owned()];
+}
+
+/// Both printers, and none needs a certificate to follow the other.
+fn ungated(setup: &mut Setup) {
+    both(setup);
+    setup.route.plan.gate = Gate::Off;
 }
 
 fn submission(key: &str, body: &str) -> Submission {
@@ -148,26 +154,17 @@ fn submission(key: &str, body: &str) -> Submission {
 }
 
 async fn settled(runtime: &Runtime, id: JobId) -> Arc<Job> {
-    let job = runtime.wait(id, WaitFor::Settled, PATIENCE).await.unwrap();
+    let job = runtime.wait(id, WaitFor::Settled, SOON).await.unwrap();
     assert!(job.is_ended() || job.state == onejob::job::JobState::Unknown, "not settled in time: {job:?}");
     job
 }
 
 async fn ended(runtime: &Runtime, id: JobId) -> Arc<Job> {
-    let job = runtime.wait(id, WaitFor::Ended, PATIENCE).await.unwrap();
+    let job = runtime.wait(id, WaitFor::Ended, SOON).await.unwrap();
     assert!(job.is_ended(), "not ended in time: {job:?}");
     job
 }
 
 fn states(job: &Job) -> Vec<AttemptState> {
     job.attempts.iter().map(|attempt| attempt.state).collect()
-}
-
-/// Waits for a condition.
-async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
-    while !holds().await {
-        assert!(tokio::time::Instant::now() < deadline, "waited in vain: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }

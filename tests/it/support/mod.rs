@@ -7,19 +7,24 @@ mod call;
 mod given;
 pub mod server;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onejob::job::JobState;
+use onejob::provider::simulated::{Simulated, SimulatedOptions};
 use onejob::store::{CancelMode, Script, Store, StoreOptions};
 use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue, RedisError, Value};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::OnceCell;
 
 pub use call::{Answer, Call, First, Submission, payload, sent};
 pub use given::Given;
 use server::Server;
 
+/// How long a condition may take to become true, on a machine that does much else.
+pub const SOON: Duration = Duration::from_secs(20);
 /// How long a lease of the tests runs.
 pub const LEASE_MS: u64 = 60_000;
 /// How long an attempt of a race runs before another may begin.
@@ -30,6 +35,20 @@ pub const QUARANTINE_MS: u64 = 260_000;
 pub const RETENTION_MS: u64 = 1_060_000;
 /// How long a key lives from the end of its job.
 pub const KEY_LIFE_MS: u64 = 2_060_000;
+
+/// Waits until a condition holds.
+pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !holds().await {
+        assert!(Instant::now() < deadline, "not within {SOON:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A simulated provider with nothing special about it.
+pub async fn simulated() -> Simulated {
+    Simulated::start(SimulatedOptions::default()).await.expect("a provider")
+}
 
 /// A private Redis.
 pub struct Redis {
@@ -84,6 +103,26 @@ impl Redis {
             command.arg(*word);
         }
         command.query_async(&mut self.connection.clone()).await
+    }
+
+    /// The connection of its own, for commands with bytes in them.
+    pub fn connection(&self) -> MultiplexedConnection {
+        self.connection.clone()
+    }
+
+    /// Stops answering, without closing a connection.
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Answers again.
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.server.pid().try_into().expect("a pid")).expect("a pid");
+        kill_process(pid, signal).expect("a process of ours");
     }
 
     /// Runs one script with raw arguments.
@@ -211,6 +250,18 @@ impl Redis {
         let mut keys: Vec<String> = self.command(&["KEYS", "*"]).await;
         keys.sort_unstable();
         keys
+    }
+
+    /// Every record and blob with its bytes and whether it expires; hints may dangle and are left out.
+    pub async fn dump(&self) -> BTreeMap<String, (Vec<u8>, bool)> {
+        let mut dump = BTreeMap::new();
+        let hints = ["oj:due", "oj:unknown", "oj:meta"];
+        for key in self.keys().await.into_iter().filter(|key| !hints.iter().any(|hint| key.starts_with(hint))) {
+            let bytes: Vec<u8> = self.command(&["GET", &key]).await;
+            let ttl: i64 = self.command(&["PTTL", &key]).await;
+            dump.insert(key, (bytes, ttl >= 0));
+        }
+        dump
     }
 
     /// Sends one raw command and returns whatever came.

@@ -63,6 +63,11 @@ impl Server {
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
 }
 
 impl Drop for Server {
