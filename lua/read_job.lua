@@ -12,7 +12,8 @@ ARGV
 REPLY { status, script, echo, detail… }
   found, record                     form "record"
   found, name, value, …             form "names"; bytes in hexadecimal, of bodies only the size
-  gone, job_id, state, ended_ms     ended so long ago that the result is no longer kept
+  gone, job_id, state, ended_ms, owner
+                                    ended so long ago that the result is no longer kept
   not_found                         no such job
 WRITES nothing
 COST   O(1), plus the size of the record
@@ -23,7 +24,7 @@ if not record then
   return reply('not_found')
 end
 if gone(record, clock(record)) then
-  return reply('gone', record[P.job_id], record[P.state], text(record[P.ended_ms]))
+  return reply('gone', record[P.job_id], record[P.state], text(record[P.ended_ms]), record[P.owner])
 end
 if ARGV[1] ~= 'names' then
   return reply('found', packed)

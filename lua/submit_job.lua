@@ -40,7 +40,7 @@ REPLY { status, script, token, detail… }
   created, job_id, created_ms, state of the first attempt   the key is this call's
   existing, record                                          the same request came first
   conflict, job_id                                          another request came first
-  gone, job_id, state, ended_ms                             ended so long ago that the result is no longer kept
+  gone, job_id, state, ended_ms, owner                      ended so long ago that the result is no longer kept
   collision                                                 another (owner, key) has the same identity
 WRITES the record, once, if the reply is "created" for the first time
 COST   O(1), plus the size of the input
@@ -113,7 +113,7 @@ if not released then
     return reply('conflict', known[P.job_id])
   end
   if gone(known, clock(known)) then
-    return reply('gone', known[P.job_id], known[P.state], text(known[P.ended_ms]))
+    return reply('gone', known[P.job_id], known[P.state], text(known[P.ended_ms]), known[P.owner])
   end
   return reply('existing', first)
 end

@@ -199,9 +199,7 @@ pub(crate) async fn read_job(
     Ok(response)
 }
 
-/// A job that this caller may see.
-///
-/// One that is no longer kept does not say whose it was: only an operator is told that it was there.
+/// A job that this caller may see; another's is as absent as one that never was.
 pub(crate) async fn visible(app: &App, caller: &Caller, id: JobId) -> Result<Arc<Job>, Problem> {
     let operates = caller.may(Role::Operate);
     if !operates {
@@ -209,7 +207,7 @@ pub(crate) async fn visible(app: &App, caller: &Caller, id: JobId) -> Result<Arc
     }
     match app.runtime.read(id).await {
         Ok(job) if operates || job.owner == caller.owner.as_str() => Ok(job),
-        Err(ReadError::Gone(_)) if !operates => Err(Problem::job_unknown()),
+        Err(ReadError::Gone(gone)) if !operates && gone.owner != caller.owner.as_str() => Err(Problem::job_unknown()),
         Ok(_) => Err(Problem::job_unknown()),
         Err(error) => Err(error.into()),
     }

@@ -119,7 +119,7 @@ pub enum Submitted {
 }
 
 /// A job whose result is no longer kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gone {
     /// The job.
     pub id: JobId,
@@ -127,6 +127,8 @@ pub struct Gone {
     pub state: JobState,
     /// When, Unix ms of Redis.
     pub ended_ms: u64,
+    /// On whose behalf.
+    pub owner: String,
 }
 
 /// A new attempt.

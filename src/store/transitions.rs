@@ -417,5 +417,5 @@ fn job_id(reply: &mut Reply) -> Result<JobId, StoreError> {
 }
 
 fn gone(reply: &mut Reply) -> Result<Gone, StoreError> {
-    Ok(Gone { id: job_id(reply)?, state: reply.parse()?, ended_ms: reply.parse()? })
+    Ok(Gone { id: job_id(reply)?, state: reply.parse()?, ended_ms: reply.parse()?, owner: reply.text()? })
 }

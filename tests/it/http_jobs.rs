@@ -379,7 +379,7 @@ async fn a_job_that_is_no_longer_kept_is_410_and_does_not_run_again() {
     assert_eq!((gone["job_id"].clone(), gone["state"].clone()), (json!(id), json!("succeeded")));
     // By its id alone it does not say whose it was.
     site.operator().get(&format!("/v1/jobs/{id}")).await.problem(410, "job-gone");
-    alice.get(&format!("/v1/jobs/{id}")).await.problem(404, "job-unknown");
+    alice.get(&format!("/v1/jobs/{id}")).await.problem(410, "job-gone");
     site.bob().get(&format!("/v1/jobs/{id}")).await.problem(404, "job-unknown");
     assert_eq!(site.provider.ledger().received, 1);
 }

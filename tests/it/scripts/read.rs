@@ -23,7 +23,10 @@ async fn past_the_retention_a_read_tells_the_outcome_alone() {
     given.age(RETENTION_MS - 20_000).await;
     let ended_ms = given.job().await.ended_ms - 20_000;
     given.age(20_000).await;
-    assert_eq!(given.read().await, Read::Gone(Gone { id: given.id, state: JobState::Succeeded, ended_ms }));
+    assert_eq!(
+        given.read().await,
+        Read::Gone(Gone { id: given.id, state: JobState::Succeeded, ended_ms, owner: "shop".to_owned() })
+    );
 }
 
 #[tokio::test]

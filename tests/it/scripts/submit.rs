@@ -101,10 +101,10 @@ async fn after_the_retention_the_key_tells_the_outcome_and_runs_nothing() {
     let given = redis.given_succeeded().await;
     given.age(RETENTION_MS).await;
     let before = given.dump().await;
-    let Submitted::Gone(Gone { id, state, ended_ms }) = submit(&given, &given.submission.by_another()).await else {
+    let Submitted::Gone(Gone { id, state, ended_ms, owner }) = submit(&given, &given.submission.by_another()).await else {
         panic!("not gone")
     };
-    assert_eq!((id, state), (given.id, JobState::Succeeded));
+    assert_eq!((id, state, owner.as_str()), (given.id, JobState::Succeeded, "shop"));
     assert!(ended_ms > 0);
     assert_eq!(given.dump().await, before);
 }
