@@ -28,7 +28,7 @@ use crate::server::auth::{Caller, from_hex};
 use crate::server::body::{self, is_json};
 use crate::server::headers::RequestId;
 use crate::server::jobs::{Empty, PathJob, check_text, job_ended, json};
-use crate::server::problem::{Document, Kind, Problem, SAME_REQUEST, whole_seconds};
+use crate::server::problem::{Document, Kind, Problem, Refusals, SAME_REQUEST, whole_seconds};
 use crate::store::{Begun, Canceling, Extended, Finished, Marked, Resolved, Word};
 
 /// Shortest lease: below, it is over before the next call arrives.
@@ -77,8 +77,7 @@ struct BeginDocument {
     responses(
         (status = 200, description = "An earlier call with this token began it", body = inline(BeginDocument)),
         (status = 201, description = "The slot is this attempt's", body = inline(BeginDocument)),
-        (status = "4XX", description = "Refused", body = Document, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not now", body = Document, content_type = "application/problem+json"),
+        Refusals,
     ),
 )]
 pub(crate) async fn begin_attempt(

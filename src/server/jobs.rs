@@ -28,7 +28,7 @@ use crate::server::body::{self, is_json};
 use crate::server::headers::{
     IDEMPOTENCY_EXPIRES, IDEMPOTENCY_REPLAYED, IdempotencyKey, JOB_ID, RequestId, Wait, etag, http_date, none_match, single,
 };
-use crate::server::problem::{Document, Kind, Problem, SAME_REQUEST};
+use crate::server::problem::{Kind, Problem, Refusals, SAME_REQUEST};
 use crate::store::{CancelMode, Canceled, Reopened};
 
 /// Longest reason, actor or provider's name in characters: they stand in the record.
@@ -77,8 +77,7 @@ pub(crate) struct SubmitBody<'a> {
     responses(
         (status = 200, description = "The job has ended", body = inline(JobDocument)),
         (status = 202, description = "The job is open", body = inline(JobDocument)),
-        (status = "4XX", description = "Refused", body = Document, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not now", body = Document, content_type = "application/problem+json"),
+        Refusals,
     ),
 )]
 pub(crate) async fn submit_job(
@@ -171,8 +170,7 @@ pub(crate) async fn wait_for(app: &App, job: Arc<Job>, wait_for: WaitFor, within
     responses(
         (status = 200, description = "The job", body = inline(JobDocument)),
         (status = 304, description = "The job has not changed"),
-        (status = "4XX", description = "Refused", body = Document, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not now", body = Document, content_type = "application/problem+json"),
+        Refusals,
     ),
 )]
 pub(crate) async fn read_job(
@@ -230,8 +228,7 @@ pub(crate) struct ListQuery {
     get, path = "/v1/jobs", operation_id = "list_jobs", tag = "operation", params(ListQuery),
     responses(
         (status = 200, description = "The jobs", body = inline(JobList)),
-        (status = "4XX", description = "Refused", body = Document, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not now", body = Document, content_type = "application/problem+json"),
+        Refusals,
     ),
 )]
 pub(crate) async fn list_jobs(
@@ -295,8 +292,7 @@ enum Mode {
     responses(
         (status = 200, description = "The job ended as canceled", body = inline(CancelDocument)),
         (status = 202, description = "It will, when its open attempts have settled", body = inline(CancelDocument)),
-        (status = "4XX", description = "Refused", body = Document, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not now", body = Document, content_type = "application/problem+json"),
+        Refusals,
     ),
 )]
 pub(crate) async fn cancel_job(
@@ -323,8 +319,7 @@ pub(crate) async fn cancel_job(
     responses(
         (status = 200, description = "The job ended as canceled", body = inline(CancelDocument)),
         (status = 202, description = "It will, when its open attempts have settled", body = inline(CancelDocument)),
-        (status = "4XX", description = "Refused", body = Document, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not now", body = Document, content_type = "application/problem+json"),
+        Refusals,
     ),
 )]
 pub(crate) async fn cancel_by_key(
@@ -437,8 +432,7 @@ pub(crate) struct ReopenDocument {
     ),
     responses(
         (status = 200, description = "The job is pending again", body = inline(ReopenDocument)),
-        (status = "4XX", description = "Refused", body = Document, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not now", body = Document, content_type = "application/problem+json"),
+        Refusals,
     ),
 )]
 pub(crate) async fn reopen_job(

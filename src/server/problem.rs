@@ -143,6 +143,18 @@ pub fn problem_types() -> Vec<String> {
     Kind::ALL.iter().map(|kind| format!("{TYPE_PREFIX}{}", kind.facts().name)).collect()
 }
 
+/// How an operation may refuse, where there is no more to say of it.
+#[derive(utoipa::IntoResponses)]
+#[expect(dead_code, reason = "a description; the answers are made from a `Problem`")]
+pub(crate) enum Refusals {
+    /// Refused
+    #[response(status = "4XX", content_type = "application/problem+json")]
+    Refused(Document),
+    /// Not now
+    #[response(status = "5XX", content_type = "application/problem+json")]
+    NotNow(Document),
+}
+
 /// A problem document (RFC 9457), `application/problem+json`. Further members depend on the type.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 #[schema(as = Problem)]
