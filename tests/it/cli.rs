@@ -268,6 +268,33 @@ async fn what_programs_read_is_printed_whole() {
     run(&["script", "nonsense"]).await.expect(2);
 }
 
+/// A result that went to a full disk is no success.
+#[tokio::test]
+async fn data_that_cannot_be_written_is_told_with_an_exit_code() {
+    let home = Home::new(SHOP);
+    let gateway = home.serve(&[]).await;
+    let submit = ["--json", "submit", "print", "{}", "--key", "print", "--wait"];
+    for arguments in [&["openapi"][..], &["config", "example"], &["script", "submit_job"], &submit] {
+        let mut command = onejob();
+        command.args(arguments).env("ONEJOB_GATEWAY", &gateway.url).stderr(Stdio::piped());
+        command.stdout(std::fs::File::options().write(true).open("/dev/full").unwrap());
+        let child = command.spawn().unwrap();
+        let output = tokio::time::timeout(DEADLINE, child.wait_with_output()).await.expect("it ends").unwrap();
+        assert_eq!(output.status.code(), Some(6), "{arguments:?}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains("cannot write to stdout: No space left"), "{arguments:?}: {stderr}");
+    }
+    gateway.terminate().await.expect(0);
+}
+
+#[tokio::test]
+async fn an_error_says_its_cause_once() {
+    let refused = run(&["--config", "/nonexistent", "config", "check"]).await.expect(2);
+    assert_eq!(refused.stderr.matches("os error 2").count(), 1, "{}", refused.stderr);
+    let refused = run(&["--log", "a=b=c", "config", "check"]).await.expect(2);
+    assert_eq!(refused.stderr.matches("error parsing level filter").count(), 1, "{}", refused.stderr);
+}
+
 #[tokio::test]
 async fn the_demo_keeps_every_promise_that_it_shows() {
     let dir = tempfile::tempdir().unwrap();
