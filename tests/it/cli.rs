@@ -501,6 +501,34 @@ async fn a_second_signal_ends_it_at_once() {
     assert!(ended.stderr.contains("SIGINT again: ended at once"), "{}", ended.stderr);
 }
 
+/// Otherwise its redis-server would stay behind, and with it the demo's directory.
+#[tokio::test]
+async fn a_terminal_that_closes_ends_it_as_sigterm_does() {
+    let home = Home::new(SHOP);
+    let gateway = home.serve(&["--set", "runtime.drain=30s"]).await;
+    gateway.ask(&["submit", "plot", r#"{"simulate":"delay=1s"}"#, "--key", "plot"]).await.expect(0);
+    gateway.signal(Signal::HUP);
+    gateway.says("SIGHUP: nothing new is accepted").await;
+    // The shell sends it too.
+    gateway.signal(Signal::HUP);
+    let ended = gateway.ended().await.expect(0);
+    assert!(ended.stderr.contains("1 attempts were running, 1 finished"), "{}", ended.stderr);
+    let socket = home.dir.path().join("data/redis.sock");
+    assert!(std::os::unix::net::UnixStream::connect(socket).is_err(), "its redis-server is gone");
+}
+
+#[tokio::test]
+async fn nohup_keeps_it_from_hearing_that_the_terminal_closes() {
+    let home = Home::new(SHOP);
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"trap '' HUP; exec "$0" "$@""#, env!("CARGO_BIN_EXE_onejob"), "--config"]);
+    command.arg(home.config()).arg("serve").stdin(Stdio::null()).kill_on_drop(true);
+    let gateway = Process::start(command, home.dir.path().join("serve.stderr")).await;
+    gateway.signal(Signal::HUP);
+    let ended = gateway.terminate().await.expect(0);
+    assert!(ended.stderr.contains("SIGTERM: nothing new") && !ended.stderr.contains("SIGHUP"), "{}", ended.stderr);
+}
+
 #[tokio::test]
 async fn without_redis_nothing_starts_and_it_is_said_why() {
     let refused = run(&["serve", "--listen", "127.0.0.1:0", "--redis", "redis://127.0.0.1:1"]).await.expect(6);
