@@ -529,6 +529,20 @@ async fn nohup_keeps_it_from_hearing_that_the_terminal_closes() {
     assert!(ended.stderr.contains("SIGTERM: nothing new") && !ended.stderr.contains("SIGHUP"), "{}", ended.stderr);
 }
 
+/// Whoever flushes Redis, or loses writes in a failover, finds out from the log what was done and is not known any more.
+#[tokio::test]
+async fn a_result_whose_job_was_flushed_is_told() {
+    let home = Home::new(SHOP);
+    let gateway = home.serve(&[]).await;
+    let job = gateway.ask(&["submit", "plot", r#"{"simulate":"delay=2s"}"#, "--key", "plot"]).await.expect(0).json();
+    let redis = redis::Client::open(format!("redis+unix://{}", home.dir.path().join("data/redis.sock").display())).unwrap();
+    let mut redis = redis.get_multiplexed_async_connection().await.unwrap();
+    redis::cmd("FLUSHALL").exec_async(&mut redis).await.unwrap();
+    gateway.says("an attempt ended whose job is not in the store any more").await;
+    assert!(gateway.words().contains(job["id"].as_str().unwrap()), "{}", gateway.words());
+    gateway.terminate().await.expect(0);
+}
+
 #[tokio::test]
 async fn without_redis_nothing_starts_and_it_is_said_why() {
     let refused = run(&["serve", "--listen", "127.0.0.1:0", "--redis", "redis://127.0.0.1:1"]).await.expect(6);
