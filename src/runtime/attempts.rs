@@ -539,7 +539,7 @@ async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdic
                 return Finished::NotFound;
             }
             Ok(finished) => return finished,
-            Err(error) if error.is_retryable() => {
+            Err(error) if error.is_retryable() || error.is_for_permission() => {
                 tracing::warn!(job = %attempt.job, attempt = attempt.number, %error, "a result is kept in hand");
             }
             Err(error) => {

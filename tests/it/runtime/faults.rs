@@ -44,6 +44,22 @@ async fn a_result_in_hand_is_kept_until_redis_is_back() {
     assert_eq!(shop.executions(id), 1);
 }
 
+/// It was dropped: a permission that was taken away by mistake cost the results of that time.
+#[tokio::test]
+async fn a_result_in_hand_is_kept_until_its_permission_is_back() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("delay=300ms").unwrap();
+    let runtime = shop.gateway().await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    shop.redis.command::<()>(&["ACL", "SETUSER", "default", "-eval", "-evalsha"]).await;
+    until("its storing is refused", async || !shop.redis.command::<Vec<redis::Value>>(&["ACL", "LOG"]).await.is_empty()).await;
+    assert_eq!(shop.inkjet.ledger().answered, 1);
+    shop.redis.command::<()>(&["ACL", "SETUSER", "default", "+@all"]).await;
+    let job = ended(&runtime, id).await;
+    assert_eq!((job.state, states(&job)), (JobState::Succeeded, vec![Succeeded]));
+    assert_eq!(shop.executions(id), 1);
+}
+
 #[tokio::test]
 async fn a_submit_while_redis_is_paused_fails_fast_and_runs_at_most_once() {
     let shop = Shop::open().await;
