@@ -7,9 +7,10 @@
 //! Deliberately not here: settings of the gateway (they are keys of the configuration, and `--set` sets each), rules about jobs.
 
 use std::fmt;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
@@ -159,7 +160,7 @@ impl Exit {
             Exit::Conflict => "the key stands for another request, or the job's state does not allow the call",
             Exit::Unknown => "nobody knows whether it happened (unknown, indeterminate); serve left attempts unknown",
             Exit::NotFound => "there is no such job, or it is no longer kept",
-            Exit::Unavailable => "the gateway or Redis cannot be reached or cannot be used; try again later",
+            Exit::Unavailable => "the gateway, Redis or stdout cannot be reached or cannot be used; try again later",
             Exit::Timeout => "the time to wait was over; the job goes on",
             Exit::Unauthorized => "the token is missing, not known, or not allowed to do this",
             Exit::Internal => "a bug, here or in the gateway",
@@ -194,7 +195,7 @@ impl Failure {
     }
 
     fn to_json(&self) -> Value {
-        self.problem.clone().unwrap_or_else(|| json!({ "error": format!("{:#}", self.error), "exit": self.exit.code() }))
+        self.problem.clone().unwrap_or_else(|| json!({ "error": chain(&self.error), "exit": self.exit.code() }))
     }
 }
 
@@ -243,10 +244,29 @@ impl Context {
     }
 }
 
-/// Writes data to stdout. Whoever closed the pipe has seen enough.
+/// Whether data was lost on its way to stdout.
+static DATA_LOST: AtomicBool = AtomicBool::new(false);
+
+/// Writes data to stdout. Whoever closed the pipe has seen enough; who reads from a full disk has not, and is
+/// told.
 fn print(text: &str) {
     let mut stdout = std::io::stdout().lock();
-    let _ = writeln!(stdout, "{}", text.trim_end_matches('\n')).and_then(|()| stdout.flush());
+    let written = writeln!(stdout, "{}", text.trim_end_matches('\n')).and_then(|()| stdout.flush());
+    if let Err(error) = written
+        && error.kind() != ErrorKind::BrokenPipe
+        && !DATA_LOST.swap(true, Ordering::Relaxed)
+    {
+        say(format_args!("onejob: cannot write to stdout: {error}"));
+    }
+}
+
+/// An error with its causes, each once: some say their cause themselves.
+fn chain(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match said.as_str() {
+        "" => cause,
+        _ if said.ends_with(&cause) => said,
+        _ => format!("{said}: {cause}"),
+    })
 }
 
 /// Writes words to stderr. Where nobody listens, nothing is lost.
@@ -266,12 +286,14 @@ pub(crate) fn main() -> ExitCode {
         outcome
     });
     match outcome {
+        // What the command did stands; what it had to tell about it is gone.
+        Ok(Exit::Done) if DATA_LOST.load(Ordering::Relaxed) => Exit::Unavailable.into(),
         Ok(exit) => exit.into(),
         Err(failure) => {
             if format == Format::Json {
                 print(&format!("{:#}", failure.to_json()));
             }
-            say(format_args!("onejob: {:#}", failure.error));
+            say(format_args!("onejob: {}", chain(&failure.error)));
             failure.exit.into()
         }
     }

@@ -46,6 +46,11 @@ impl StoreError {
         !matches!(self, StoreError::Fatal { .. })
     }
 
+    /// Whether somebody who gives a permission back makes the same call succeed.
+    pub(crate) fn is_for_permission(&self) -> bool {
+        matches!(self, StoreError::Fatal { code, .. } if matches!(code.as_str(), "NOPERM" | "NOAUTH"))
+    }
+
     pub(crate) fn fatal(code: &str, detail: impl fmt::Display) -> Self {
         StoreError::Fatal { code: code.to_owned(), detail: detail.to_string() }
     }

@@ -9,8 +9,9 @@ use super::signals::Signals;
 use super::{Context, Exit, Failure, config, say};
 
 const STOPPING: &str = "\
-On SIGTERM or Ctrl-C nothing new is accepted, running attempts have runtime.drain to finish, and the rest is marked unknown and
-counted (exit code 4). A second signal ends it at once and leaves running attempts to their leases (exit code 130).";
+On SIGTERM, Ctrl-C or the end of its terminal nothing new is accepted, running attempts have runtime.drain to finish, and the
+rest is marked unknown and counted (exit code 4). A second signal ends it at once and leaves running attempts to their leases
+(exit code 130).";
 
 #[derive(clap::Args)]
 #[command(after_help = STOPPING)]

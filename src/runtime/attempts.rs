@@ -574,8 +574,13 @@ async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdic
     let mut pause = STORE_PAUSE;
     loop {
         match try_store(runtime, attempt, verdict).await {
+            Ok(Finished::NotFound) => {
+                let (job, outcome) = (attempt.job, verdict.outcome.as_str());
+                tracing::error!(%job, attempt = attempt.number, outcome, "an attempt ended whose job is not in the store any more");
+                return Finished::NotFound;
+            }
             Ok(finished) => return finished,
-            Err(error) if error.is_retryable() => {
+            Err(error) if error.is_retryable() || error.is_for_permission() => {
                 tracing::warn!(job = %attempt.job, attempt = attempt.number, %error, "a result is kept in hand");
             }
             Err(error) => {

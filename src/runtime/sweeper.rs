@@ -1,7 +1,8 @@
 //! The sweeper: looks at jobs whose time has come, on whichever gateway gets there first.
 //!
 //! Correctness never depends on it: the scripts decide, a second look finds nothing to do, and a hint that is wrong costs one
-//! look. Its work is bounded by [`DUE_MAX`] and [`UNKNOWN_PAGE`], whatever the number of jobs.
+//! look. Its work is bounded by [`DUE_MAX`] and [`UNKNOWN_PAGE`], whatever the number of jobs. What Redis refuses for good in one
+//! place (a key of another type, a command that is not allowed) is told and passed over; it keeps nobody from the others.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -43,9 +44,28 @@ struct Progress {
     gauges_at: Option<Instant>,
 }
 
+/// The first of what Redis refused for good in one sweep.
+#[derive(Default)]
+struct PassedOver(Option<StoreError>);
+
+impl PassedOver {
+    /// The value, or `None` where it was refused for good. What may fare better later ends the sweep.
+    fn over<T>(&mut self, result: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(error @ StoreError::Fatal { .. }) => {
+                self.0.get_or_insert(error);
+                Ok(None)
+            }
+            Err(error @ (StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. })) => Err(error),
+        }
+    }
+}
+
 pub(crate) async fn run(runtime: Arc<Inner>) {
     let mut progress = Progress::default();
     let mut turn: u32 = 0;
+    let mut told = None;
     loop {
         // Gateways that were started together must not sweep together.
         let jitter = runtime.options.sweep.mul_f64(f64::from(random_byte()) / 512.0);
@@ -54,8 +74,15 @@ pub(crate) async fn run(runtime: Arc<Inner>) {
             () = tokio::time::sleep(runtime.options.sweep.mul_f64(0.75) + jitter) => {}
         }
         turn = turn.wrapping_add(1);
-        if let Err(error) = sweep(&runtime, &mut progress).await {
-            tracing::debug!(%error, turn, "a sweep was cut short");
+        match sweep(&runtime, &mut progress).await {
+            Ok(PassedOver(refused)) => {
+                // Once, not at every sweep.
+                if let Some(error) = refused.as_ref().filter(|_| told != refused) {
+                    tracing::error!(%error, "sweeps pass something over that needs a person");
+                }
+                told = refused;
+            }
+            Err(error) => tracing::debug!(%error, turn, "a sweep was cut short"),
         }
     }
 }
@@ -64,35 +91,64 @@ fn random_byte() -> u8 {
     uuid::Uuid::new_v4().as_bytes()[0]
 }
 
-async fn sweep(runtime: &Arc<Inner>, progress: &mut Progress) -> Result<(), StoreError> {
+async fn sweep(runtime: &Arc<Inner>, progress: &mut Progress) -> Result<PassedOver, StoreError> {
+    let mut passed = PassedOver::default();
     runtime.store.synchronize_clock().await?;
     if progress.gauges_at.is_none_or(|at| at.elapsed() >= GAUGES) {
-        set_gauges(runtime).await?;
+        passed.over(set_gauges(runtime).await)?;
         progress.gauges_at = Some(Instant::now());
     }
     let first = random_byte() % SHARDS;
     let shards: Vec<u8> = (0..SHARDS).map(|step| (first + step) % SHARDS).collect();
     for some in shards.chunks(SHARDS_AT_ONCE) {
-        let due = runtime.store.due(some, DUE_MAX).await?;
+        let due = match passed.over(runtime.store.due(some, DUE_MAX).await)? {
+            Some(due) => due,
+            None => due_one_by_one(runtime, some, &mut passed).await?,
+        };
         stream::iter(due)
             .for_each_concurrent(LOOKS_AT_ONCE, |hint| async move {
                 if let Err(error) = look_after(runtime, hint.identity, Some(hint)).await {
-                    tracing::debug!(identity = %hint.identity, %error, "a look at a job failed; again at the next sweep");
+                    look_failed(runtime, hint, &error).await;
                 }
             })
             .await;
         if runtime.stopped.is_cancelled() {
-            return Ok(());
+            return Ok(passed);
         }
     }
-    check_unknown(runtime, progress).await?;
-    let (scan, repaired) = runtime.store.repair_hints(progress.scan).await?;
+    if passed.over(check_unknown(runtime, progress).await)?.is_none() {
+        progress.unknown = ((progress.unknown.0 + 1) % SHARDS, 0);
+    }
+    let (scan, repaired) = passed.over(runtime.store.repair_hints(progress.scan).await)?.unwrap_or((progress.scan, 0));
     progress.scan = scan;
     if repaired > 0 {
         tracing::warn!(jobs = repaired, "open jobs had no hint; repaired");
         metrics::swept("hint_repaired", repaired);
     }
-    Ok(())
+    Ok(passed)
+}
+
+/// A look did not succeed. One that never will is put off, or [`DUE_MAX`] of them would be all that is seen of their shard.
+async fn look_failed(runtime: &Inner, hint: Hint, error: &StoreError) {
+    let identity = hint.identity;
+    if error.is_retryable() {
+        tracing::debug!(%identity, %error, "a look at a job failed; again at the next sweep");
+        return;
+    }
+    tracing::error!(%identity, %error, "a job cannot be looked at and needs a person");
+    let later = runtime.store.now_ms() + runtime.lease_ms();
+    if let Err(error) = runtime.store.move_due(hint, later).await {
+        tracing::debug!(%identity, %error, "its hint stays where it is");
+    }
+}
+
+/// Asks shards for their due hints, each on its own: one of them is refused.
+async fn due_one_by_one(runtime: &Inner, shards: &[u8], passed: &mut PassedOver) -> Result<Vec<Hint>, StoreError> {
+    let mut due = Vec::new();
+    for shard in shards {
+        due.extend(passed.over(runtime.store.due(&[*shard], DUE_MAX).await)?.unwrap_or_default());
+    }
+    Ok(due)
 }
 
 /// Looks at a job without being led there by a hint; a look that fails is left to the next sweep.

@@ -39,6 +39,8 @@ const LEASE_MS_MAX: u64 = 3_600_000;
 const URL_BYTES_MAX: usize = 8 << 10;
 /// Longest content type in bytes.
 const CONTENT_TYPE_BYTES_MAX: usize = 256;
+/// The statuses whose answers end with their head.
+const BODILESS: [u16; 3] = [204, 205, 304];
 
 /// A new attempt.
 #[derive(Deserialize, ToSchema)]
@@ -530,6 +532,9 @@ impl Answer {
         let status = self.status.unwrap_or(status);
         if !(200..600).contains(&status) {
             return Err(invalid(format!("status {status} is not within 200 to 599")));
+        }
+        if BODILESS.contains(&status) {
+            return Err(invalid(format!("status {status} has no body in HTTP; leave result out, or give another status")));
         }
         let content_type = self.content_type.unwrap_or_else(|| "application/json".to_owned());
         let sound = (1..=CONTENT_TYPE_BYTES_MAX).contains(&content_type.len())

@@ -8,6 +8,7 @@ use redis::Value;
 
 use crate::error::StoreError;
 use crate::metrics;
+use crate::store::lanes::Way;
 use crate::store::reply::Reply;
 use crate::store::{Script, Store, retry};
 
@@ -67,7 +68,7 @@ impl Store {
         commands.push(script_command("EVALSHA", call.script.sha1(), call));
         commands.extend(around.after.iter().map(|after| after.command.clone()));
         let place = around.before.len();
-        let mut values = self.send(&commands).await?;
+        let (mut values, mut way) = self.send(&commands).await?;
         // Where a job would have no other hint, a refused hint is a refused call: nobody would find the job again.
         if call.script.needs_its_hint()
             && let Some(Value::ServerError(error)) = values[..place].iter().find(|value| matches!(value, Value::ServerError(_)))
@@ -82,17 +83,27 @@ impl Store {
         let forgotten: Vec<bool> = values[place..].iter().map(is_forgotten).collect();
         let mut value = values.swap_remove(place);
         if forgotten.contains(&true) {
-            value = self.send_whole(call, around, &forgotten, value).await?;
+            (value, way) = self.send_whole(call, around, &forgotten, (value, way)).await?;
         }
         match value {
             Value::ServerError(error) => Err(retry::of_server(&error)),
-            value => Reply::read(call.script, &call.echo, value),
+            // Somebody else's reply says nothing about this call but that it was sent.
+            value => Reply::read(call.script, &call.echo, value).map_err(|error| {
+                self.inner.lanes.distrust(way);
+                StoreError::Ambiguous { detail: error.to_string() }
+            }),
         }
     }
 
     /// Redis has forgotten a script: sends its whole text, which it then remembers. If it is the main one, what comes after it is
     /// sent once more too.
-    async fn send_whole(&self, call: &Call, around: &Around, forgotten: &[bool], value: Value) -> Result<Value, StoreError> {
+    async fn send_whole(
+        &self,
+        call: &Call,
+        around: &Around,
+        forgotten: &[bool],
+        first: (Value, Way),
+    ) -> Result<(Value, Way), StoreError> {
         let main = forgotten[0];
         let mut commands = Vec::with_capacity(forgotten.len());
         if main {
@@ -105,8 +116,8 @@ impl Store {
                 _ => {}
             }
         }
-        let mut values = self.send(&commands).await?;
-        Ok(if main { values.swap_remove(0) } else { value })
+        let (mut values, way) = self.send(&commands).await?;
+        Ok(if main { (values.swap_remove(0), way) } else { first })
     }
 
     /// Sends one command on a lane.
@@ -120,10 +131,11 @@ impl Store {
 
     /// Sends commands on a lane, in one pipeline; an error of Redis is a value.
     pub(super) async fn commands(&self, commands: Vec<redis::Cmd>) -> Result<Vec<Value>, StoreError> {
-        self.send(&commands).await.inspect_err(|error| metrics::store_error(error.class()))
+        let sent = self.send(&commands).await.inspect_err(|error| metrics::store_error(error.class()));
+        sent.map(|(values, _)| values)
     }
 
-    async fn send(&self, commands: &[redis::Cmd]) -> Result<Vec<Value>, StoreError> {
+    async fn send(&self, commands: &[redis::Cmd]) -> Result<(Vec<Value>, Way), StoreError> {
         let mut pipeline = redis::Pipeline::with_capacity(commands.len());
         for command in commands {
             pipeline.add_command(command.clone());

@@ -270,6 +270,33 @@ async fn what_programs_read_is_printed_whole() {
     run(&["script", "nonsense"]).await.expect(2);
 }
 
+/// A result that went to a full disk is no success.
+#[tokio::test]
+async fn data_that_cannot_be_written_is_told_with_an_exit_code() {
+    let home = Home::new(SHOP);
+    let gateway = home.serve(&[]).await;
+    let submit = ["--json", "submit", "print", "{}", "--key", "print", "--wait"];
+    for arguments in [&["openapi"][..], &["config", "example"], &["script", "submit_job"], &submit] {
+        let mut command = onejob();
+        command.args(arguments).env("ONEJOB_GATEWAY", &gateway.url).stderr(Stdio::piped());
+        command.stdout(std::fs::File::options().write(true).open("/dev/full").unwrap());
+        let child = command.spawn().unwrap();
+        let output = tokio::time::timeout(DEADLINE, child.wait_with_output()).await.expect("it ends").unwrap();
+        assert_eq!(output.status.code(), Some(6), "{arguments:?}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains("cannot write to stdout: No space left"), "{arguments:?}: {stderr}");
+    }
+    gateway.terminate().await.expect(0);
+}
+
+#[tokio::test]
+async fn an_error_says_its_cause_once() {
+    let refused = run(&["--config", "/nonexistent", "config", "check"]).await.expect(2);
+    assert_eq!(refused.stderr.matches("os error 2").count(), 1, "{}", refused.stderr);
+    let refused = run(&["--log", "a=b=c", "config", "check"]).await.expect(2);
+    assert_eq!(refused.stderr.matches("error parsing level filter").count(), 1, "{}", refused.stderr);
+}
+
 #[tokio::test]
 async fn the_demo_keeps_every_promise_that_it_shows() {
     let dir = tempfile::tempdir().unwrap();
@@ -474,6 +501,48 @@ async fn a_second_signal_ends_it_at_once() {
     gateway.signal(Signal::INT);
     let ended = gateway.ended().await.expect(130);
     assert!(ended.stderr.contains("SIGINT again: ended at once"), "{}", ended.stderr);
+}
+
+/// Otherwise its redis-server would stay behind, and with it the demo's directory.
+#[tokio::test]
+async fn a_terminal_that_closes_ends_it_as_sigterm_does() {
+    let home = Home::new(SHOP);
+    let gateway = home.serve(&["--set", "runtime.drain=30s"]).await;
+    gateway.ask(&["submit", "plot", r#"{"simulate":"delay=1s"}"#, "--key", "plot"]).await.expect(0);
+    gateway.signal(Signal::HUP);
+    gateway.says("SIGHUP: nothing new is accepted").await;
+    // The shell sends it too.
+    gateway.signal(Signal::HUP);
+    let ended = gateway.ended().await.expect(0);
+    assert!(ended.stderr.contains("1 attempts were running, 1 finished"), "{}", ended.stderr);
+    let socket = home.dir.path().join("data/redis.sock");
+    assert!(std::os::unix::net::UnixStream::connect(socket).is_err(), "its redis-server is gone");
+}
+
+#[tokio::test]
+async fn nohup_keeps_it_from_hearing_that_the_terminal_closes() {
+    let home = Home::new(SHOP);
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"trap '' HUP; exec "$0" "$@""#, env!("CARGO_BIN_EXE_onejob"), "--config"]);
+    command.arg(home.config()).arg("serve").stdin(Stdio::null()).kill_on_drop(true);
+    let gateway = Process::start(command, home.dir.path().join("serve.stderr")).await;
+    gateway.signal(Signal::HUP);
+    let ended = gateway.terminate().await.expect(0);
+    assert!(ended.stderr.contains("SIGTERM: nothing new") && !ended.stderr.contains("SIGHUP"), "{}", ended.stderr);
+}
+
+/// Whoever flushes Redis, or loses writes in a failover, finds out from the log what was done and is not known any more.
+#[tokio::test]
+async fn a_result_whose_job_was_flushed_is_told() {
+    let home = Home::new(SHOP);
+    let gateway = home.serve(&[]).await;
+    let job = gateway.ask(&["submit", "plot", r#"{"simulate":"delay=2s"}"#, "--key", "plot"]).await.expect(0).json();
+    let redis = redis::Client::open(format!("redis+unix://{}", home.dir.path().join("data/redis.sock").display())).unwrap();
+    let mut redis = redis.get_multiplexed_async_connection().await.unwrap();
+    redis::cmd("FLUSHALL").exec_async(&mut redis).await.unwrap();
+    gateway.says("an attempt ended whose job is not in the store any more").await;
+    assert!(gateway.words().contains(job["id"].as_str().unwrap()), "{}", gateway.words());
+    gateway.terminate().await.expect(0);
 }
 
 #[tokio::test]

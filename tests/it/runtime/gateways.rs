@@ -8,7 +8,7 @@ use onejob::attempt::AttemptToken;
 use onejob::fingerprint::{Fingerprinted, digest, fingerprint};
 use onejob::job::{Body, Class, Identity, JobId, JobState, Key, Owner, Payload};
 use onejob::runtime::{Drained, Replayed, SubmitError, WaitFor};
-use onejob::store::{Begin, Store, SubmitJob, Submitted, WriteAhead};
+use onejob::store::{Begin, Read, Store, SubmitJob, Submitted, WriteAhead};
 
 use super::{SOON, Shop, ended, rules, settled, states, submission, until};
 
@@ -92,6 +92,47 @@ async fn an_attempt_that_may_have_been_sent_becomes_unknown_when_its_gateway_die
     assert_eq!(shop.inkjet.ledger().received, 0);
     until("the job stands in the list of unknowns", async || {
         runtime.list(onejob::runtime::ListState::Unknown, 10).await.unwrap().iter().any(|job| job.id == id)
+    })
+    .await;
+}
+
+/// One such key stopped every sweep on every gateway, and nothing said so: jobs of gateways that died stayed `running`.
+#[tokio::test]
+async fn a_hint_key_of_another_type_keeps_no_other_job_from_being_looked_at() {
+    let shop = Shop::open().await;
+    let store = shop.redis.store().await;
+    let id = claimed_by_a_dead_gateway(&store, "order-1", running(), Duration::from_millis(200)).await;
+    let shard = id.identity().shard();
+    for other in [shard ^ 1, shard ^ 0x20] {
+        for kind in ["due", "unknown"] {
+            shop.redis.command::<()>(&["SET", &format!("oj:{kind}:{{{other:02x}}}"), "not a sorted set"]).await;
+        }
+    }
+    let _runtime = shop.gateway().await;
+    // Whoever asks the gateway for a job has it looked at, so nobody asks.
+    until("the sweeper has looked at the job", async || {
+        let Read::Found(job) = store.read_job(id.identity()).await.unwrap() else { panic!("it is there") };
+        job.state == JobState::Unknown && states(&job) == [Unknown]
+    })
+    .await;
+}
+
+/// A sweep takes the oldest 32 hints of a shard, and these were always the same ones.
+#[tokio::test]
+async fn records_that_nobody_can_read_keep_no_other_job_of_their_shard_from_being_looked_at() {
+    let shop = Shop::open().await;
+    let store = shop.redis.store().await;
+    let id = claimed_by_a_dead_gateway(&store, "order-1", running(), Duration::from_millis(200)).await;
+    let shard = id.identity().shard();
+    for number in 0..40 {
+        let identity = format!("{number:017x}{shard:02x}");
+        shop.redis.command::<()>(&["SET", &format!("oj:{{{identity}}}"), "no record"]).await;
+        shop.redis.command::<()>(&["ZADD", &format!("oj:due:{{{shard:02x}}}"), "1", &identity]).await;
+    }
+    let _runtime = shop.gateway().await;
+    until("the sweeper has looked at the job", async || {
+        let Read::Found(job) = store.read_job(id.identity()).await.unwrap() else { panic!("it is there") };
+        job.state == JobState::Unknown
     })
     .await;
 }
