@@ -104,6 +104,7 @@ pub fn options() -> ServerOptions {
 pub async fn serve(redis: &Redis, provider: &Simulated, change: impl FnOnce(&mut ServerOptions)) -> Served {
     let mut store = StoreOptions::new(redis.url());
     store.response_timeout = Duration::from_secs(2);
+    store.connect_timeout = SOON;
     let (store, _) = Store::connect(store).await.unwrap();
     let runtime_options = RuntimeOptions { sweep: Duration::from_millis(100), waiters_max: 200, ..RuntimeOptions::default() };
     let providers = vec![
