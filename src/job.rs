@@ -262,7 +262,11 @@ impl FromStr for JobId {
     type Err = UnknownWord;
 
     fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        // One job, one spelling: not in braces, not as a URN, not in capitals.
         let uuid: Uuid = text.parse().map_err(|_| UnknownWord::new("job id", text))?;
+        if uuid.hyphenated().to_string() != text {
+            return Err(UnknownWord::new("job id", text));
+        }
         JobId::from_bytes(uuid.into_bytes())
     }
 }
@@ -545,6 +549,11 @@ mod tests {
     fn another_kind_of_uuid_is_not_a_job_id() {
         assert!("550e8400-e29b-41d4-a716-446655440000".parse::<JobId>().is_err());
         assert!("nonsense".parse::<JobId>().is_err());
+        let id = "01a2290c-513f-811f-9507-039987d16e0f";
+        assert!(id.parse::<JobId>().is_ok());
+        for other in [format!("{{{id}}}"), format!("urn:uuid:{id}"), id.to_uppercase(), id.replace('-', "")] {
+            assert!(other.parse::<JobId>().is_err(), "{other}");
+        }
     }
 
     #[test]

@@ -772,6 +772,10 @@ pub(crate) fn check_text(name: &str, text: &str, empty: Empty) -> Result<(), Pro
             format!("{name} is empty; it must have 1 to {TEXT_CHARS_MAX} characters"),
         ));
     }
+    if let Some(character) = text.chars().find(|character| character.is_control()) {
+        let detail = format!("{name} has the control character {character:?}; it is shown to people, on one line");
+        return Err(Problem::new(Kind::RequestInvalid, detail));
+    }
     if length > TEXT_CHARS_MAX {
         let detail = format!("{name} has {length} characters; the limit is {TEXT_CHARS_MAX}");
         return Err(Problem::new(Kind::RequestInvalid, detail));

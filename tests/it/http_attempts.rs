@@ -215,6 +215,8 @@ async fn what_an_executor_says_is_checked_before_it_is_passed_on() {
     for rest in [
         r#""outcome":"won""#,
         r#""outcome":"failed""#,
+        r#""outcome":"failed","reason":"\u001b[2J""#,
+        r#""outcome":"failed","reason":"two\nlines""#,
         r#""outcome":"unknown","reason":"x","result":1"#,
         r#""outcome":"succeeded","result":1,"status":99"#,
         r#""outcome":"succeeded","result":{"a":1},"status":204"#,
