@@ -174,12 +174,12 @@ async fn an_always_refusing_provider_is_called_as_often_as_the_budget_says() {
 #[tokio::test]
 async fn the_second_attempt_gets_what_the_first_left_of_the_deadline() {
     let shop = Shop::open().await;
-    shop.inkjet.set_behaviour("queue=600ms,refuse_status=429").unwrap();
+    shop.inkjet.set_behaviour("queue=500ms,refuse_status=429").unwrap();
     shop.laser.set_behaviour("hang").unwrap();
     let runtime = shop
         .gateway_with(|setup| {
             ungated(setup);
-            setup.route.deadline = Some(Duration::from_millis(1000));
+            setup.route.deadline = Some(Duration::from_secs(4));
         })
         .await;
     let began = Instant::now();
@@ -187,7 +187,7 @@ async fn the_second_attempt_gets_what_the_first_left_of_the_deadline() {
     let job = settled(&runtime, id).await;
     let took = began.elapsed();
     assert_eq!((job.state, states(&job)), (JobState::Unknown, vec![Failed, Unknown]));
-    assert!(took < Duration::from_secs(5), "the provider's own 30 s do not count: {took:?}");
+    assert!(took < Duration::from_secs(15), "the provider's own 30 s do not count: {took:?}");
 }
 
 /// Case 13: the official primary stalls, the fallback wins, the primary comes back.
