@@ -459,7 +459,7 @@ pub struct Auth {
     pub bearer_file: Option<PathBuf>,
 }
 
-/// How long each phase of a call may take. A phase that is not set is at most the total.
+/// How long each phase of a call may take. A phase that is not set is at most the total; the first byte may take all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(from = "WrittenTimeouts")]
 pub struct Timeouts {
@@ -481,7 +481,7 @@ impl Default for Timeouts {
     fn default() -> Self {
         Timeouts {
             connect: Duration::from_secs(2),
-            first_byte: Duration::from_secs(30),
+            first_byte: Duration::from_secs(120),
             idle: Duration::from_secs(20),
             total: Duration::from_secs(120),
         }
@@ -507,7 +507,8 @@ impl From<WrittenTimeouts> for Timeouts {
         let total = written.total.unwrap_or(default.total);
         Timeouts {
             connect: written.connect.unwrap_or(default.connect.min(total)),
-            first_byte: written.first_byte.unwrap_or(default.first_byte.min(total)),
+            // A provider that answers all at once sends its first byte when it is done.
+            first_byte: written.first_byte.unwrap_or(total),
             idle: written.idle.unwrap_or(default.idle.min(total)),
             total,
         }

@@ -14,6 +14,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::attempt::{Attempt, AttemptState};
 
+/// Most tries of a job that never got as far as a provider, as the scripts allow beside `attempts_max`.
+pub const UNSENT_MAX: usize = 8;
 /// The longest pause between two attempts at one provider that asked for none.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
@@ -178,7 +180,10 @@ impl Plan {
         if !self.failover_on.contains(&last.failure) {
             return Next::End(Ending::NotInFailoverOn);
         }
-        if tries.len() >= usize::try_from(self.attempts_max).unwrap_or(usize::MAX) {
+        // A provider that is down for a moment must not use up the attempts that may touch it; the deadline bounds the waiting.
+        let unsent = tries.iter().filter(|one| one.failure == FailoverOn::NotSent).count();
+        let sent_max = usize::try_from(self.attempts_max).unwrap_or(usize::MAX);
+        if tries.len() - unsent >= sent_max || unsent >= UNSENT_MAX {
             return Next::End(Ending::AttemptsExhausted);
         }
         let wanted = (last.provider + 1) % self.providers.max(1);
@@ -293,10 +298,20 @@ mod tests {
             let plan = plan(providers, gate);
             let mut tries = Vec::new();
             while let Next::Begin { provider, .. } = plan.after(&tries, None, None) {
-                tries.push(not_sent(provider));
+                tries.push(Try { provider, failure: FailoverOn::Rejected { status: 429 } });
             }
             assert_eq!(tries.len(), 3, "{providers} {gate:?}");
         }
+    }
+
+    #[test]
+    fn what_never_left_uses_up_no_attempt_and_is_bounded_all_the_same() {
+        let plan = plan(1, Gate::Enforce);
+        let mut tries = vec![Try { provider: 0, failure: FailoverOn::Rejected { status: 429 } }];
+        while let Next::Begin { provider, .. } = plan.after(&tries, None, None) {
+            tries.push(not_sent(provider));
+        }
+        assert_eq!(tries.len(), 1 + UNSENT_MAX);
     }
 
     #[test]

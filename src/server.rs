@@ -240,7 +240,7 @@ impl Gateway {
     }
 
     /// Serves until told to stop; then no connection is accepted, waits end with the jobs as they stand, requests in flight have
-    /// [`STOP_GRACE`] to be answered, and what is left is cut off. Stop the runtime after it.
+    /// a few seconds to be answered, and what is left is cut off. Stop the runtime after it.
     ///
     /// # Cancel safety
     /// Dropping the future stops the accepting, not the connections.

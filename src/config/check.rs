@@ -14,7 +14,7 @@ use super::secret::without_credentials;
 use super::sources::{Environment, Read, shorten};
 use super::{
     ATTEMPTS_MAX, Adapter, Document, Effects, Executors, NAME_BYTES_MAX, PROVIDERS_MAX, Problem, ProviderEntry, ROUTES_MAX,
-    Redis, Route, Runtime, Secret, Server, quarantine_min,
+    Redis, Role, Route, Runtime, Secret, Server, quarantine_min,
 };
 use crate::job::{Class, Owner};
 
@@ -209,10 +209,6 @@ impl Checker<'_> {
                 &["content-type", "accept", "prefer"],
             ];
             self.header_name(key, header, &refused);
-            if document.owner.values().any(|owner| !owner.tokens_sha256.is_empty()) {
-                let what = "an owner is named either by a header from in front or by a token, and there are owners with tokens";
-                self.refuse(key, Some(header), what, "remove the header, or the tokens_sha256 of every owner");
-            }
         } else if document.owner.is_empty() && !self.told_within("owner") && !is_loopback(server.listen.ip()) {
             let what = "without owners everybody may submit, which is allowed on a loopback address only";
             self.refuse("server.listen", Some(&server.listen), what, "add an [owner.<name>], or listen on 127.0.0.1");
@@ -231,6 +227,10 @@ impl Checker<'_> {
             let tokens = format!("{key}.tokens_sha256");
             if owner.tokens_sha256.is_empty() && !by_header {
                 self.refuse(&tokens, None, "it has no token, so nobody can be this owner", "add one: onejob config token");
+            }
+            if owner.tokens_sha256.is_empty() && by_header && owner.roles.contains(&Role::Operate) {
+                let what = "whom the trusted header names may submit alone; to operate takes a token, sent without that header";
+                self.refuse(&tokens, None, what, "add one: onejob config token");
             }
             self.count(&tokens, owner.tokens_sha256.len(), TOKENS_MAX);
             for token in &owner.tokens_sha256 {

@@ -480,6 +480,10 @@ async fn conclude(runtime: &Arc<Inner>, work: &mut Work, attempt: &Arc<Running>,
     }
     let verdict = judge(runtime, work, attempt, outcome);
     let finished = store_verdict(runtime, attempt, &verdict).await;
+    if verdict.outcome == FinishOutcome::Unknown {
+        let (job, provider, reason) = (attempt.job, &attempt.lane.slot.name, &verdict.reason);
+        tracing::warn!(%job, attempt = attempt.number, provider, reason, "an attempt is unknown; nothing else begins for its key");
+    }
     count_finish(&finished, verdict.outcome);
     match finished {
         Finished::Recorded { job: JobState::Pending } | Finished::Repeated { job: JobState::Pending, .. } => {

@@ -33,6 +33,7 @@ impl Runtime {
             Read::Gone(_) | Read::NotFound => true,
         };
         let canceled = self.inner.store.cancel_job(id, request_id, mode, actor, reason).await?;
+        tracing::info!(job = %id, actor, mode = ?mode, answer = ?canceled, "a cancel");
         if matches!(canceled, Canceled::Canceled { .. }) && !ended_before {
             metrics::job_ended(JobState::Canceled.as_str());
         }
@@ -59,6 +60,8 @@ impl Runtime {
             follow: follow(decision.then),
         };
         let resolved = inner.store.resolve_attempt(&resolve).await?;
+        let (number, actor) = (decision.number, &decision.actor);
+        tracing::info!(job = %id, attempt = number, actor, outcome = decision.outcome.as_str(), answer = ?resolved, "a decision");
         inner.after_change(id).await;
         Ok(resolved)
     }
@@ -80,6 +83,7 @@ impl Runtime {
             Read::Gone(_) | Read::NotFound => 0,
         };
         let reopened = self.inner.store.reopen_job(id, request_id, actor, reason, attempts, deadline_ms).await?;
+        tracing::info!(job = %id, actor, answer = ?reopened, "a reopening");
         self.inner.after_change(id).await;
         Ok(reopened)
     }

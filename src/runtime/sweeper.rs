@@ -167,8 +167,8 @@ pub(crate) fn look_soon(runtime: Arc<Inner>, identity: Identity) -> BoxFuture<'s
 /// `hint` is the due hint that led here, if one did.
 pub(crate) async fn look_after(runtime: &Arc<Inner>, identity: Identity, hint: Option<Hint>) -> Result<(), StoreError> {
     let store = &runtime.store;
-    let (state, due_ms, blobs, changes) = match store.tick_job(identity).await? {
-        Ticked::Job { state, due_ms, blobs, changes, .. } => (state, due_ms, blobs, changes),
+    let (id, state, due_ms, blobs, changes) = match store.tick_job(identity).await? {
+        Ticked::Job { id, state, due_ms, blobs, changes } => (id, state, due_ms, blobs, changes),
         Ticked::NotFound => {
             // A hint is due a lease after it was written: a record that is absent now will not come any more.
             if let Some(hint) = hint {
@@ -181,7 +181,10 @@ pub(crate) async fn look_after(runtime: &Arc<Inner>, identity: Identity, hint: O
     for change in &changes {
         match change.as_str() {
             "aborted" => metrics::swept("aborted", 1),
-            "unknown" => metrics::swept("unknown", 1),
+            "unknown" => {
+                metrics::swept("unknown", 1);
+                tracing::warn!(job = %id, "the lease of a running attempt lapsed: it is unknown");
+            }
             "deadline" => metrics::swept("deadline", 1),
             "stripped" => metrics::swept("stripped", 1),
             _ => {}

@@ -168,6 +168,8 @@ pub(crate) struct Document {
     status: u16,
     /// This occurrence, for people.
     detail: String,
+    /// The same once more, where official clients of model providers look for it.
+    message: String,
     /// Whether the same request with the same key may succeed later.
     retryable: bool,
     /// Who has the problem: `gateway`, `store`, `provider` or `job`.
@@ -237,7 +239,7 @@ impl Problem {
 
     /// No job of that id for this caller: absent and another owner's look the same.
     pub(crate) fn job_unknown() -> Self {
-        Problem::new(Kind::JobUnknown, "there is no such job, or it is not yours")
+        Problem::new(Kind::JobUnknown, "there is no such job or attempt, or it is not yours")
     }
 
     pub(crate) fn gone(gone: &Gone) -> Self {
@@ -255,7 +257,12 @@ impl Problem {
         match error {
             StoreError::NotExecuted { code, .. } => {
                 tracing::debug!(%error, "answered 503");
-                Problem::new(Kind::StoreUnavailable, format!("the store did not take the call ({code}); {again}"))
+                Problem::new(
+                    Kind::StoreUnavailable,
+                    format!(
+                        "the store did not take the call ({code}): nothing happened; send the same request with the same key again"
+                    ),
+                )
             }
             StoreError::Ambiguous { .. } => {
                 tracing::debug!(%error, "answered 503");
@@ -320,6 +327,7 @@ impl IntoResponse for Problem {
             kind: format!("{TYPE_PREFIX}{}", facts.name),
             title: facts.title,
             status: status.as_u16(),
+            message: detail.clone(),
             detail,
             retryable,
             source: facts.source.as_str(),
