@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::client::{Call, Client, GatewayArguments};
+use super::client::{Call, Client, GatewayArguments, SAME_READ, Shape};
 use super::{Context, Exit, Failure, say, show};
 
 #[derive(clap::Args)]
@@ -36,7 +36,7 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let client = Client::new(&arguments.gateway)?;
     let state = arguments.state.as_str();
     let call = Call::get(format!("/v1/jobs?state={state}&limit={}", arguments.limit));
-    let list = client.send_safely(&call, "reading changes nothing").await?.into_data()?;
+    let list = client.ask(&call, SAME_READ, Shape::Jobs).await?;
     let jobs = list["jobs"].as_array().map(Vec::as_slice).unwrap_or_default();
     if jobs.is_empty() {
         say(format_args!("no {state} jobs"));
