@@ -26,6 +26,6 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let call = Call::change(format!("/v1/jobs/{}/cancel", arguments.job), &json!({ "mode": mode, "reason": arguments.reason }));
     client.insist_on_gateway().await?;
     let outcome = client.ask(&call, SAME_REQUEST_ID, Shape::Changed).await?;
-    context.print(&outcome, || show::outcome(&outcome));
+    context.print(&outcome, || show::outcome(arguments.job, &outcome));
     Ok(Exit::Done)
 }

@@ -28,7 +28,7 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let job = client.ask(&Call::get(path.clone()), SAME_READ, Shape::Job).await?;
     let call = Call::change_on(format!("{path}/reopen"), &body, &failure(&job).to_string());
     let outcome = client.ask(&call, SAME_REQUEST_ID, Shape::Changed).await?;
-    context.print(&outcome, || show::outcome(&outcome));
+    context.print(&outcome, || show::outcome(arguments.job, &outcome));
     Ok(Exit::Done)
 }
 

@@ -111,7 +111,7 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let path = format!("/v1/jobs/{}/attempts/{}/resolve", arguments.job, arguments.attempt);
     client.insist_on_gateway().await?;
     let outcome = client.ask(&Call::change(path, &body), SAME_REQUEST_ID, Shape::Settled).await?;
-    context.print(&outcome, || show::outcome(&outcome));
+    context.print(&outcome, || show::outcome(arguments.job, &outcome));
     Ok(Exit::Done)
 }
 

@@ -74,7 +74,13 @@ pub(super) fn finish(job: &Value, context: &Context) -> Result<Exit, Failure> {
             Ok(Exit::Timeout)
         }
         Some(Standing::Unknown) => {
-            say("nobody knows yet whether it happened; nothing is sent again until that is known (see `onejob resolve --help`)");
+            let number =
+                show::unknown(job).map_or_else(String::new, |attempt| format!(" --attempt {}", show::text(attempt, "number")));
+            say("nobody knows yet whether it happened; nothing is sent again until that is known");
+            say(format_args!(
+                "the job is {state} until somebody looks and says: onejob resolve {}{number} …",
+                show::text(job, "id")
+            ));
             Ok(Exit::Unknown)
         }
         Some(Standing::Ended(exit)) => Ok(exit),

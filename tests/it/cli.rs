@@ -393,6 +393,10 @@ async fn the_exit_code_says_how_a_job_ended() {
     submit("print", r#"{"simulate":"jam"}"#, "failed").await.expect(1);
     let unknown = id(submit("print", r#"{"simulate":"drop"}"#, "unknown").await.expect(4));
     gateway.ask(&["wait", &unknown]).await.expect(4);
+    let mut get = onejob();
+    get.args(["get", &unknown]).env("ONEJOB_GATEWAY", &gateway.url);
+    let shown = ended(get).await.expect(0).stdout;
+    assert!(shown.contains("unknown for ") && !shown.contains("took "), "{shown}");
     // It could still end, so whoever waits for the end waits on, and is told at last how it stands.
     let waited = std::time::Instant::now();
     gateway.ask(&["wait", &unknown, "--until", "ended", "--within", "300ms"]).await.expect(4);
@@ -440,6 +444,14 @@ async fn an_operator_resolves_and_reopens() {
     let job = gateway.ask(&["wait", &unknown]).await.expect(0);
     assert!(job.stdout.contains("9007199254740993"), "{}", job.stdout);
     assert!(job.json()["events"].to_string().contains("ada"), "{}", job.stdout);
+    let mut get = onejob();
+    get.args(["get", &unknown]).env("ONEJOB_GATEWAY", &gateway.url);
+    let shown = ended(get).await.expect(0).stdout;
+    let events = shown.split_once("EVENT").unwrap_or_else(|| panic!("no events in {shown}")).1;
+    assert!(events.contains("ada") && events.contains("it lies in the tray"), "{shown}");
+    for label in ["owner  ", "created  ", "started  ", "ended  ", "took  ", "GATEWAY"] {
+        assert!(shown.contains(label), "{label} is not in {shown}");
+    }
     gateway.ask(&[&resolve[..], &["--outcome", "failed", "--result", "{}"]].concat()).await.expect(2);
 
     let failed = submit(r#"{"simulate":"jam"}"#, "failed", 1).await;
@@ -467,7 +479,8 @@ async fn a_token_opens_the_gateway_and_only_the_right_one() {
         command.args(["--token-env", "OTHER"]);
         ended(command).await
     };
-    gateway.ask(&["get", NO_JOB]).await.expect(8);
+    let nobody = gateway.ask(&["get", NO_JOB]).await.expect(8);
+    assert!(nobody.stderr.contains("ONEJOB_TOKEN"), "{}", nobody.stderr);
     ask("guessed-token", &["get", NO_JOB]).await.expect(8);
     ask("ada-has-this-token", &["get", NO_JOB]).await.expect(5);
     // Her role is to submit, not to list everybody's jobs.
@@ -483,7 +496,7 @@ async fn a_terminated_gateway_lets_running_attempts_finish() {
     let submit = ["submit", "plot", r#"{"simulate":"delay=1s"}"#, "--key", "plot"];
     let job = gateway.ask(&submit).await.expect(0).json();
     let ended = gateway.terminate().await.expect(0);
-    assert!(ended.stderr.contains("1 attempts were running, 1 finished, 0 are unknown, 0 could"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("1 attempt was running: 1 finished, 0 unknown, 0 could"), "{}", ended.stderr);
 
     let gateway = home.serve(&[]).await;
     let replayed = gateway.ask(&["wait", job["id"].as_str().unwrap()]).await.expect(0).json();
@@ -498,7 +511,7 @@ async fn what_a_terminated_gateway_could_not_await_is_unknown_and_never_runs_aga
     let submit = ["submit", "plot", r#"{"simulate":"hang"}"#, "--key", "plot"];
     let job = gateway.ask(&submit).await.expect(0).json();
     let ended = gateway.terminate().await.expect(4);
-    assert!(ended.stderr.contains("1 attempts were running, 0 finished, 1 are unknown, 0 could"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("1 attempt was running: 0 finished, 1 unknown, 0 could"), "{}", ended.stderr);
 
     let gateway = home.serve(&[]).await;
     let id = job["id"].as_str().unwrap();
@@ -531,7 +544,7 @@ async fn a_terminal_that_closes_ends_it_as_sigterm_does() {
     // The shell sends it too.
     gateway.signal(Signal::HUP);
     let ended = gateway.ended().await.expect(0);
-    assert!(ended.stderr.contains("1 attempts were running, 1 finished"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("1 attempt was running: 1 finished"), "{}", ended.stderr);
     let socket = home.dir.path().join("data/redis.sock");
     assert!(std::os::unix::net::UnixStream::connect(socket).is_err(), "its redis-server is gone");
 }
@@ -575,6 +588,7 @@ async fn the_doctor_finds_a_private_redis_well() {
     let home = Home::new(SHOP);
     let doctor = home.run(&["--json", "doctor"]).await.expect(0).json();
     assert_eq!(doctor["ok"], json!(true));
+    assert!(!home.dir.path().join("data").exists(), "looking makes nothing");
     for check in [
         "configuration",
         "private redis",
@@ -594,7 +608,8 @@ async fn the_doctor_finds_a_private_redis_well() {
     // Beside a running gateway it says so, and leaves it alone.
     let gateway = home.serve(&[]).await;
     let doctor = home.run(&["doctor"]).await.expect(0);
-    assert!(doctor.stdout.contains("in use by process"), "{}", doctor.stdout);
+    assert!(doctor.stdout.contains("in use by process") && doctor.stdout.contains("/readyz"), "{}", doctor.stdout);
+    assert!(!doctor.stderr.contains(" 0 warnings"), "{}", doctor.stderr);
     gateway.ask(&["list"]).await.expect(0);
     gateway.terminate().await.expect(0);
 }
