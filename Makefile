@@ -22,7 +22,7 @@ lint:  ## formatting, clippy and luacheck, without changing anything
 	cargo fmt --check
 	cargo clippy --all-targets -- -D warnings
 	cargo clippy --lib --no-default-features -- -D warnings
-	luacheck -q lua
+	luacheck -q --no-color lua
 
 unit:  ## the whole test suite, with nextest where it is installed
 	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run; else set -x; cargo test --lib --bins --tests; fi

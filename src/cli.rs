@@ -264,7 +264,7 @@ fn print(text: &str) {
 fn chain(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match said.as_str() {
         "" => cause,
-        _ if said.ends_with(&cause) => said,
+        _ if said.contains(&cause) => said,
         _ => format!("{said}: {cause}"),
     })
 }

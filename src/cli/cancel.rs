@@ -3,7 +3,7 @@
 use onejob::job::JobId;
 use serde_json::json;
 
-use super::client::{Call, Client, GatewayArguments, SAME_REQUEST_ID};
+use super::client::{Call, Client, GatewayArguments, SAME_REQUEST_ID, Shape};
 use super::{Context, Exit, Failure, show};
 
 #[derive(clap::Args)]
@@ -24,7 +24,8 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let client = Client::new(&arguments.gateway)?;
     let mode = if arguments.force { "force" } else { "graceful" };
     let call = Call::change(format!("/v1/jobs/{}/cancel", arguments.job), &json!({ "mode": mode, "reason": arguments.reason }));
-    let outcome = client.send_safely(&call, SAME_REQUEST_ID).await?.into_data()?;
-    context.print(&outcome, || show::outcome(&outcome));
+    client.insist_on_gateway().await?;
+    let outcome = client.ask(&call, SAME_REQUEST_ID, Shape::Changed).await?;
+    context.print(&outcome, || show::outcome(arguments.job, &outcome));
     Ok(Exit::Done)
 }

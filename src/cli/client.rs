@@ -15,10 +15,13 @@ use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use onejob::config::Environment;
+use onejob::job::JobId;
+use onejob::server::TYPE_PREFIX;
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
-use super::{Exit, Failure, OrExit as _, duration, say};
+use super::{Exit, Failure, OrExit as _, duration, say, show};
 
 /// How often one call is sent at most.
 const SENDS_MAX: u32 = 5;
@@ -51,6 +54,8 @@ pub(super) struct Client {
     http: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     base: String,
     authorization: Option<HeaderValue>,
+    /// The environment variable that the token is read from.
+    token_env: Option<String>,
     timeout: Duration,
 }
 
@@ -103,11 +108,21 @@ impl Call {
         self
     }
 
-    /// A change by an operator or a client: named, so that it may be sent again.
+    /// A change by an operator or a client: named by its own words, so that the same words said twice are one decision.
     pub(super) fn change(path: impl Into<String>, body: &impl serde::Serialize) -> Self {
+        Call::change_on(path, body, "")
+    }
+
+    /// The same, where the same words may be said again later and then are another decision: `occasion` tells them apart.
+    pub(super) fn change_on(path: impl Into<String>, body: &impl serde::Serialize, occasion: &str) -> Self {
         let mut call = Call::post(path, body);
-        let id = uuid::Uuid::new_v4().to_string();
-        call.headers.insert(REQUEST_ID, HeaderValue::from_str(&id).expect("a UUID is visible ASCII"));
+        let mut hash = Sha256::new();
+        // Neither a path nor an occasion has a line break.
+        for part in [call.path.as_bytes(), b"\n", occasion.as_bytes(), b"\n", &call.body] {
+            hash.update(part);
+        }
+        let id: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        call.headers.insert(REQUEST_ID, HeaderValue::from_str(&id).expect("digits are visible ASCII"));
         call
     }
 
@@ -132,7 +147,8 @@ impl Call {
 impl Client {
     pub(super) fn new(arguments: &GatewayArguments) -> Result<Self, Failure> {
         let token = Environment::Process.get(&arguments.token_env).filter(|token| !token.is_empty());
-        Client::build(&arguments.gateway, token.as_deref(), arguments.timeout)
+        let client = Client::build(&arguments.gateway, token.as_deref(), arguments.timeout)?;
+        Ok(Client { token_env: Some(arguments.token_env.clone()), ..client })
     }
 
     /// A client for a base URL.
@@ -153,7 +169,7 @@ impl Client {
             .retry_canceled_requests(false)
             .pool_timer(TokioTimer::new())
             .build(connector(uri.scheme_str() == Some("https"))?);
-        Ok(Client { http, base, authorization, timeout })
+        Ok(Client { http, base, authorization, token_env: None, timeout })
     }
 
     /// Sends a call once.
@@ -174,19 +190,57 @@ impl Client {
     /// `same` says on stderr why sending it again is safe.
     pub(super) async fn send_safely(&self, call: &Call, same: &str) -> Result<Answer, Failure> {
         let mut pause = PAUSE_MIN;
+        let mut said = String::new();
         for sends in 1.. {
             let (why, wanted) = match self.send(call).await {
                 Ok(answer) if !answer.asks_to_come_again() => return Ok(answer),
                 Ok(answer) if sends == SENDS_MAX => return Ok(answer),
                 Ok(answer) => (answer.to_string(), answer.retry_after()),
-                Err(unanswered) if sends == SENDS_MAX => return Err(unanswered).or_exit(Exit::Unavailable),
+                Err(unanswered) if sends == SENDS_MAX => {
+                    return Err(Failure::new(Exit::Unavailable, format!("{unanswered} (sent {SENDS_MAX} times)")));
+                }
                 Err(unanswered) => (unanswered.to_string(), None),
             };
-            say(format_args!("{why}; sending it again ({} of {SENDS_MAX}): {same}", sends + 1));
+            // Once for each reason, not for each time.
+            if why != said {
+                say(format_args!("{why}; sending it again, {SENDS_MAX} times in all at most: {same}"));
+                said = why;
+            }
             tokio::time::sleep(wanted.unwrap_or(pause).min(PAUSE_MAX)).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
         unreachable!("the last send returns")
+    }
+
+    /// Sends a call that may safely be sent again, and takes the answer for what it must be.
+    pub(super) async fn ask(&self, call: &Call, same: &str, shape: Shape) -> Result<Value, Failure> {
+        let answer = self.send_safely(call, same).await?;
+        self.document(answer, shape)
+    }
+
+    /// Makes sure, before anything is changed, that it is a gateway that would be asked to: another server may take any request
+    /// for one of its own, and execute it unguarded.
+    pub(super) async fn insist_on_gateway(&self) -> Result<(), Failure> {
+        self.ask(&Call::get("/openapi.json"), SAME_READ, Shape::Description).await.map(drop)
+    }
+
+    /// The document of a success, or the failure that the answer stands for.
+    ///
+    /// An answer that no gateway gives comes from somebody else, whatever its status: it proves nothing about a job.
+    pub(super) fn document(&self, answer: Answer, shape: Shape) -> Result<Value, Failure> {
+        let foreign = if answer.status.is_success() { !shape.fits(&answer.body) } else { answer.is_foreign() };
+        if foreign {
+            return Err(Failure::new(Exit::Unavailable, format!("this is not a onejob gateway: {}", self.base)));
+        }
+        let no_token = answer.status == StatusCode::UNAUTHORIZED;
+        answer.into_data().map_err(|failure| match &self.token_env {
+            Some(name) if no_token => {
+                let how = if self.authorization.is_some() { "has the token that was sent" } else { "must hold the token" };
+                let error = anyhow::Error::msg(format!("{}; the environment variable {name} {how}", failure.error));
+                Failure { error, ..failure }
+            }
+            Some(_) | None => failure,
+        })
     }
 
     /// Reads until a job is as wanted, or the time is over: then as it is. The gateway is asked to wait `at_once` each time.
@@ -202,7 +256,7 @@ impl Client {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let call = Call::get(format!("/v1/jobs/{id}")).waiting(left.min(at_once));
-            let answer = self.send_safely(&call, "reading changes nothing").await?;
+            let answer = self.send_safely(&call, SAME_READ).await?;
             if !answer.status.is_success() || wanted(&answer) || left.is_zero() {
                 return Ok(answer);
             }
@@ -227,7 +281,45 @@ impl Client {
     }
 }
 
+/// What an answer must have to be a gateway's.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Shape {
+    /// The gateway's description of itself.
+    Description,
+    Job,
+    Jobs,
+    /// What came of a decision about an attempt.
+    Settled,
+    /// What came of a request about a job.
+    Changed,
+}
+
+impl Shape {
+    fn fits(self, body: &Value) -> bool {
+        let texts = |names: &[&str]| names.iter().all(|name| body[*name].is_string());
+        let is_id = |value: &Value| value.as_str().is_some_and(|id| id.parse::<JobId>().is_ok());
+        match self {
+            Shape::Description => body["openapi"].is_string() && body["info"]["title"] == "onejob",
+            Shape::Job => {
+                is_id(&body["id"])
+                    && texts(&["owner", "route", "state"])
+                    && ["version", "revision", "created_ms"].iter().all(|name| body[*name].is_u64())
+                    && ["attempts", "events"].iter().all(|name| body[*name].is_array())
+            }
+            Shape::Jobs => body["jobs"].as_array().is_some_and(|jobs| jobs.iter().all(|job| Shape::Job.fits(job))),
+            Shape::Settled => texts(&["status"]),
+            Shape::Changed => is_id(&body["id"]) && texts(&["status"]),
+        }
+    }
+}
+
 impl Answer {
+    /// Whether somebody else refuses who is not even in the way to a gateway, as a proxy or its login would be.
+    fn is_foreign(&self) -> bool {
+        let ours = self.body["type"].as_str().is_some_and(|kind| kind.starts_with(TYPE_PREFIX));
+        !ours && !matches!(self.status.as_u16(), 401 | 403 | 407 | 408 | 413 | 429 | 431 | 500..)
+    }
+
     /// The body of a success, or the failure that the problem stands for.
     pub(super) fn into_data(self) -> Result<Value, Failure> {
         if self.status.is_success() {
@@ -270,12 +362,21 @@ impl Answer {
 impl std::fmt::Display for Answer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.body["detail"].as_str() {
-            Some(detail) => write!(f, "{detail} ({} {})", self.status.as_u16(), self.problem()),
+            Some(detail) => {
+                // A wait is told in milliseconds; people read durations.
+                let detail = match self.body["wait_ms"].as_u64() {
+                    Some(ms) => detail.replace(&format!("{ms} ms"), &show::span(0, ms)),
+                    None => detail.to_owned(),
+                };
+                write!(f, "{detail} ({} {})", self.status.as_u16(), self.problem())
+            }
             None => write!(f, "the gateway answered {}", self.status),
         }
     }
 }
 
+/// Why sending a read again is safe.
+pub(super) const SAME_READ: &str = "reading changes nothing";
 /// Why sending a change again is safe.
 pub(super) const SAME_REQUEST_ID: &str = "it has the same request id, so nothing happens twice";
 
@@ -305,7 +406,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     let mut source = error.source();
     while let Some(cause) = source {
         let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
+        if !text.contains(&cause_text) {
             text = format!("{text}: {cause_text}");
         }
         source = cause.source();
@@ -348,6 +449,18 @@ mod tests {
         assert!(!problem(409, "attempt-quarantined").asks_to_come_again());
         assert!(!problem(400, "idempotency-key-missing").asks_to_come_again());
         assert!(!answer(500, Value::Null).asks_to_come_again());
+    }
+
+    #[test]
+    fn the_same_words_are_the_same_decision_and_others_another() {
+        let id = |path: &str, reason: &str, occasion: &str| {
+            let call = Call::change_on(path, &serde_json::json!({ "reason": reason }), occasion);
+            call.headers[REQUEST_ID].clone()
+        };
+        assert_eq!(id("/a", "jam", "1"), id("/a", "jam", "1"));
+        for other in [id("/b", "jam", "1"), id("/a", "paper", "1"), id("/a", "jam", "2")] {
+            assert_ne!(id("/a", "jam", "1"), other);
+        }
     }
 
     #[test]

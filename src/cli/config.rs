@@ -3,7 +3,7 @@
 use onejob::config::{Config, ConfigError, Problem, token_sha256};
 use serde_json::{Value, json};
 
-use super::{Context, Exit, Failure, print, say};
+use super::{Context, Exit, Failure, print, say, show};
 
 #[derive(clap::Subcommand)]
 pub(super) enum Command {
@@ -43,17 +43,26 @@ fn check(context: &Context) -> Result<Exit, Failure> {
     })?;
     let (providers, routes) = (config.provider.len(), config.route.len());
     let value = json!({ "ok": true, "providers": providers, "routes": config.describe_json()["routes"] });
-    context.print(&value, || format!("{}the configuration is good: {providers} providers, {routes} routes", follows(&config)));
+    let (providers, routes) = (show::count(providers, "provider"), show::count(routes, "route"));
+    warn_without_routes(&config);
+    context.print(&value, || format!("{}the configuration is good: {providers}, {routes}", follows(&config)));
     Ok(Exit::Done)
+}
+
+/// Says that nothing can be submitted, where that is so.
+pub(super) fn warn_without_routes(config: &Config) {
+    if config.route.is_empty() {
+        say("warning: there is no route, so nothing can be submitted; `onejob config example` shows one");
+    }
 }
 
 /// What follows from each route's keys, a line each.
 pub(super) fn follows(config: &Config) -> String {
     let line = |(name, route): (&String, &onejob::config::Route)| {
         let calls = config.provider_calls_max(route);
-        let word = if calls == 1 { "call" } else { "calls" };
+        let calls = show::count(calls as usize, "provider call");
         let quarantine = humantime::format_duration(config.quarantine(route));
-        format!("route {name}: at most {calls} provider {word} a job; quarantine {quarantine}\n")
+        format!("route {name}: at most {calls} a job; quarantine {quarantine}\n")
     };
     config.route.iter().map(line).collect()
 }

@@ -89,14 +89,14 @@ fn report(rows: &[Row], context: &Context) -> Exit {
     Exit::Failed
 }
 
-/// The data directory; a temporary one goes when the demo does.
-enum Home {
+/// The data directory; a temporary one goes when this does.
+pub(super) enum Home {
     Given(PathBuf),
     Temporary(PathBuf),
 }
 
 impl Home {
-    fn make(given: Option<PathBuf>) -> Result<Self, Failure> {
+    pub(super) fn make(given: Option<PathBuf>) -> Result<Self, Failure> {
         if let Some(path) = given {
             return Ok(Home::Given(path));
         }
@@ -105,7 +105,7 @@ impl Home {
         Ok(Home::Temporary(path))
     }
 
-    fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         match self {
             Home::Given(path) | Home::Temporary(path) => path,
         }
@@ -393,6 +393,8 @@ impl Shop {
 
     fn invite(&self) {
         let (url, inkjet, laser) = (self.gateway.url(), self.inkjet.simulated.base_url(), self.laser.simulated.base_url());
+        // It need not be on PATH.
+        let onejob = std::env::current_exe().map_or_else(|_| "onejob".to_owned(), |path| path.display().to_string());
         say(format_args!(
             r#"
 the gateway  {url}   routes: print (inkjet, then laser), photo (laser), preview (a race)
@@ -403,7 +405,8 @@ try, more than once:
     -d '{{"route":"print","input":{{"file":"a.pdf"}}}}'
   curl -i {url}/v1/jobs -H 'content-type: application/json' -H 'idempotency-key: "mine-2"' \
     -d '{{"route":"photo","input":{{"simulate":"hang"}}}}'
-  onejob list --gateway {url}
+  {onejob} list --gateway {url}
+the second one's printer hangs: after 2 s its job is unknown, and listed.
 Ctrl-C ends it."#
         ));
     }

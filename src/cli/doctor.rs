@@ -2,7 +2,7 @@
 //!
 //! It changes nothing but the note of the schema version, which a first start would write too. Providers are not called.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use comfy_table::Cell;
 use onejob::config::Config;
@@ -13,7 +13,7 @@ use onejob::store::{Eviction, RedisFacts, Store, StoreOptions};
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 
-use super::{Context, Exit, Failure, assemble, config, say, show};
+use super::{Context, Exit, Failure, assemble, config, demo, say, show};
 
 /// How often the canary sings.
 const CANARY_RUNS: usize = 20;
@@ -94,7 +94,7 @@ pub(super) async fn run(context: &Context) -> Result<Exit, Failure> {
     let value = json!({ "ok": bad.is_none(), "findings": findings.iter().map(Finding::to_json).collect::<Vec<_>>() });
     context.print(&value, || rows(&findings));
     let count = |word: &str| findings.iter().filter(|finding| finding.verdict.word() == word).count();
-    say(format_args!("{} good, {} warnings, {} bad", count("good"), count("warning"), count("bad")));
+    say(format_args!("{} good, {}, {} bad", count("good"), show::count(count("warning"), "warning"), count("bad")));
     Ok(exit)
 }
 
@@ -116,14 +116,17 @@ fn check_configuration(settings: &Config, findings: &mut Vec<Finding>) {
         let advice = "nothing can be submitted; `onejob config example` shows a route";
         findings.push(Finding::warning("configuration", "it has no route", advice));
     } else {
-        findings.push(Finding::good("configuration", format!("{providers} providers\n{}", config::follows(settings).trim_end())));
+        findings.push(Finding::good(
+            "configuration",
+            format!("{}\n{}", show::count(providers, "provider"), config::follows(settings).trim_end()),
+        ));
     }
     let listen = settings.server.listen;
     if settings.owner.is_empty() {
         let found = format!("nobody needs a token at {listen}");
         findings.push(Finding::warning("owners", found, "whoever reaches the address may do everything; add an [owner.<name>]"));
     } else {
-        findings.push(Finding::good("owners", format!("{} owners", settings.owner.len())));
+        findings.push(Finding::good("owners", show::count(settings.owner.len(), "owner")));
     }
 }
 
@@ -159,14 +162,35 @@ async fn check_redis(settings: &Config, findings: &mut Vec<Finding>) {
         return check_store(settings, url.reveal(), findings).await;
     }
     let (data_dir, server) = (settings.redis.data_dir.clone(), settings.redis.server.clone());
-    match PrivateRedis::start(PrivateRedisOptions { data_dir: data_dir.clone(), server }).await {
+    // A directory that is not there is not made: a first start does that.
+    let temporary = if data_dir.exists() {
+        None
+    } else {
+        match demo::Home::make(None) {
+            Ok(home) => Some(home),
+            Err(failure) => {
+                let found = format!("cannot try redis-server in a temporary directory: {}", failure.error);
+                return findings.push(Finding::bad("private redis", failure.exit, found, "see that /tmp can be written to"));
+            }
+        }
+    };
+    let tried = temporary.as_ref().map_or(data_dir.as_path(), demo::Home::path).to_owned();
+    match PrivateRedis::start(PrivateRedisOptions { data_dir: tried, server }).await {
         Ok(private_redis) => {
-            findings.push(Finding::good("private redis", format!("redis-server runs in {}", data_dir.display())));
+            let found = match &temporary {
+                None => format!("redis-server runs in {}", data_dir.display()),
+                Some(_) => format!("redis-server runs (tried elsewhere: a first start makes {})", data_dir.display()),
+            };
+            findings.push(Finding::good("private redis", found));
             check_store(settings, private_redis.url(), findings).await;
             private_redis.stop().await;
         }
-        Err(error @ PrivateRedisError::InUse { .. }) => {
-            findings.push(Finding::good("private redis", format!("{error}: if that is your gateway, ask its /readyz")));
+        Err(PrivateRedisError::InUse { data_dir, pid }) => {
+            let user = if pid == 0 { "another process".to_owned() } else { format!("process {pid}") };
+            let found = format!("{} is in use by {user}, so its redis was not looked at", data_dir.display());
+            let listen = settings.server.listen;
+            let advice = format!("if that is your gateway, it knows how it is: curl http://{listen}/readyz; if not, stop it");
+            findings.push(Finding::warning("private redis", found, advice));
         }
         Err(error) => findings.push(Finding::bad(
             "private redis",
@@ -288,7 +312,7 @@ async fn check_canary(store: &Store, findings: &mut Vec<Finding>) {
 }
 
 fn check_clock(store: &Store, findings: &mut Vec<Finding>) {
-    let (theirs, ours) = (store.now_ms(), now_ms());
+    let (theirs, ours) = (store.now_ms(), show::now_ms());
     let found = format!("redis' clock is {} ms {} ours", theirs.abs_diff(ours), if theirs < ours { "behind" } else { "before" });
     findings.push(if theirs.abs_diff(ours) > CLOCK_OFFSET_MAX_MS {
         let advice = "nothing depends on it but the ids' order and your reading of logs; still, let NTP run on both";
@@ -296,10 +320,4 @@ fn check_clock(store: &Store, findings: &mut Vec<Finding>) {
     } else {
         Finding::good("clock", found)
     });
-}
-
-#[expect(clippy::disallowed_methods, reason = "this is the one place that compares the two clocks")]
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -2,7 +2,7 @@
 
 use onejob::job::JobId;
 
-use super::client::{Call, Client, GatewayArguments};
+use super::client::{Call, Client, GatewayArguments, SAME_READ, Shape};
 use super::{Context, Exit, Failure, show};
 
 #[derive(clap::Args)]
@@ -16,7 +16,7 @@ pub(super) struct Arguments {
 pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
     let client = Client::new(&arguments.gateway)?;
     let call = Call::get(format!("/v1/jobs/{}", arguments.job));
-    let job = client.send_safely(&call, "reading changes nothing").await?.into_data()?;
+    let job = client.ask(&call, SAME_READ, Shape::Job).await?;
     context.print(&job, || show::job(&job));
     Ok(Exit::Done)
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::client::{Call, Client, GatewayArguments};
+use super::client::{Call, Client, GatewayArguments, SAME_READ, Shape};
 use super::{Context, Exit, Failure, say, show};
 
 #[derive(clap::Args)]
@@ -36,7 +36,7 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let client = Client::new(&arguments.gateway)?;
     let state = arguments.state.as_str();
     let call = Call::get(format!("/v1/jobs?state={state}&limit={}", arguments.limit));
-    let list = client.send_safely(&call, "reading changes nothing").await?.into_data()?;
+    let list = client.ask(&call, SAME_READ, Shape::Jobs).await?;
     let jobs = list["jobs"].as_array().map(Vec::as_slice).unwrap_or_default();
     if jobs.is_empty() {
         say(format_args!("no {state} jobs"));
@@ -52,7 +52,7 @@ fn rows(jobs: &[Value]) -> String {
     let mut table = show::table(&["job", "state", "route", "owner", "attempts", "for", "reason"]);
     for job in jobs {
         let attempts = job["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let unknown = attempts.iter().find(|attempt| attempt["state"] == "unknown");
+        let unknown = show::unknown(job);
         let reason = unknown.map_or_else(|| show::text(job, "reason"), |attempt| show::text(attempt, "reason"));
         let since = unknown.and_then(|attempt| attempt["ended_ms"].as_u64()).or_else(|| job["created_ms"].as_u64());
         table.add_row([
@@ -61,15 +61,9 @@ fn rows(jobs: &[Value]) -> String {
             show::text(job, "route"),
             show::text(job, "owner"),
             attempts.len().to_string(),
-            since.map_or_else(String::new, |since| show::span(since, now_ms())),
+            since.map_or_else(String::new, |since| show::span(since, show::now_ms())),
             show::cell(&reason),
         ]);
     }
     show::lines(&table)
-}
-
-#[expect(clippy::disallowed_methods, reason = "only to tell a person roughly how old a job is")]
-fn now_ms() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -7,7 +7,7 @@ use onejob::job::JobId;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::client::{Call, Client, GatewayArguments, SAME_REQUEST_ID};
+use super::client::{Call, Client, GatewayArguments, SAME_REQUEST_ID, Shape};
 use super::{Context, Exit, Failure, show};
 
 #[derive(clap::Args)]
@@ -15,7 +15,7 @@ pub(super) struct Arguments {
     /// The job's id.
     job: JobId,
     /// The attempt's number, as `onejob get` shows it.
-    #[arg(long)]
+    #[arg(long, value_name = "NUMBER", value_parser = attempt)]
     attempt: u32,
     /// What became of it. "failed" and "canceled" are believed only after the quarantine, unless it is the provider's word.
     #[arg(long)]
@@ -27,11 +27,14 @@ pub(super) struct Arguments {
     #[arg(long, env = "USER")]
     actor: Option<String>,
     /// For "succeeded": the result, as JSON.
-    #[arg(long, conflicts_with = "result_file")]
+    #[arg(long, group = "answer")]
     result: Option<String>,
     /// For "succeeded": the file that holds the result, as JSON.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", group = "answer")]
     result_file: Option<PathBuf>,
+    /// For "succeeded": there is no result; whoever asks with the key is answered with nothing, for good.
+    #[arg(long, group = "answer")]
+    no_result: bool,
     /// Whether another attempt may begin.
     #[arg(long, default_value = "end")]
     then: Then,
@@ -87,8 +90,15 @@ struct Body {
 pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
     let client = Client::new(&arguments.gateway)?;
     let result = read_result(arguments.result, arguments.result_file)?;
-    if result.is_some() && arguments.outcome != Outcome::Succeeded {
-        return Err(Failure::new(Exit::Usage, "only what succeeded has a result"));
+    match arguments.outcome {
+        Outcome::Succeeded if result.is_none() && !arguments.no_result => {
+            let message = "what succeeded has a result, and it cannot be added later: --result, --result-file or --no-result";
+            return Err(Failure::new(Exit::Usage, message));
+        }
+        Outcome::Failed | Outcome::Canceled | Outcome::Abandoned if result.is_some() || arguments.no_result => {
+            return Err(Failure::new(Exit::Usage, "only what succeeded has a result"));
+        }
+        Outcome::Succeeded | Outcome::Failed | Outcome::Canceled | Outcome::Abandoned => {}
     }
     let body = Body {
         outcome: name(arguments.outcome),
@@ -99,9 +109,15 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         then: name(arguments.then),
     };
     let path = format!("/v1/jobs/{}/attempts/{}/resolve", arguments.job, arguments.attempt);
-    let outcome = client.send_safely(&Call::change(path, &body), SAME_REQUEST_ID).await?.into_data()?;
-    context.print(&outcome, || show::outcome(&outcome));
+    client.insist_on_gateway().await?;
+    let outcome = client.ask(&Call::change(path, &body), SAME_REQUEST_ID, Shape::Settled).await?;
+    context.print(&outcome, || show::outcome(arguments.job, &outcome));
     Ok(Exit::Done)
+}
+
+fn attempt(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| "attempts are numbered 1, 2, 3 …, as `onejob get` shows them".to_owned())
 }
 
 fn read_result(argument: Option<String>, file: Option<PathBuf>) -> Result<Option<Box<RawValue>>, Failure> {

@@ -9,8 +9,8 @@ use super::signals::Signals;
 use super::{Context, Exit, Failure, config, say};
 
 const STOPPING: &str = "\
-On SIGTERM, Ctrl-C or the end of its terminal nothing new is accepted, running attempts have runtime.drain to finish, and the
-rest is marked unknown and counted (exit code 4). A second signal ends it at once and leaves running attempts to their leases
+On SIGTERM, Ctrl-C or the end of its terminal nothing new is accepted, running attempts have runtime.drain to finish, and the \
+rest is marked unknown and counted (exit code 4). A second signal ends it at once and leaves running attempts to their leases \
 (exit code 130).";
 
 #[derive(clap::Args)]
@@ -37,7 +37,10 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     for warning in &gateway.warnings {
         tracing::warn!("{warning}");
     }
-    say(config::follows(&settings).trim_end());
+    config::warn_without_routes(&settings);
+    if !settings.route.is_empty() {
+        say(config::follows(&settings).trim_end());
+    }
     for (name, simulated) in &gateway.simulated {
         say(format_args!("provider {name}: simulated, {}/ledger", simulated.base_url()));
     }
@@ -79,6 +82,6 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
 fn told(drained: Drained) -> String {
     let Drained { running, unknown, unwritten } = drained;
     let finished = running.saturating_sub(unknown + unwritten);
-    let lost = format!("{unknown} are unknown, {unwritten} could not be written down");
-    format!("stopped: {running} attempts were running, {finished} finished, {lost}")
+    let was = if running == 1 { "attempt was" } else { "attempts were" };
+    format!("stopped: {running} {was} running: {finished} finished, {unknown} unknown, {unwritten} could not be written down")
 }

@@ -3,11 +3,11 @@
 //! Texts from outside (reasons, names, results) may hold control characters; none reaches the terminal.
 
 use std::io::IsTerminal as _;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use comfy_table::{ContentArrangement, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
-use onejob::job::JobState;
+use onejob::job::{JobId, JobState};
 use serde_json::Value;
 
 use super::{Exit, Format};
@@ -61,56 +61,127 @@ pub(super) fn span(from_ms: u64, to_ms: u64) -> String {
     humantime::format_duration(duration).to_string()
 }
 
-/// A job with its attempts.
+/// A moment in Unix ms as UTC (RFC 3339), `""` if there is none.
+fn moment(value: &Value, name: &str) -> String {
+    let time = value[name].as_u64().and_then(|ms| UNIX_EPOCH.checked_add(Duration::from_millis(ms)));
+    // Later than the year 9999 is no time that anybody reads.
+    let is_shown = |time: &SystemTime| time.duration_since(UNIX_EPOCH).is_ok_and(|since| since.as_secs() < 253_402_300_800);
+    time.filter(is_shown).map_or_else(String::new, |time| humantime::format_rfc3339_millis(time).to_string())
+}
+
+/// How many of something, in words.
+pub(super) fn count(number: usize, one: &str) -> String {
+    if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
+}
+
+/// A column: its name, and how it is read from a row's document.
+type Column = (&'static str, fn(&Value) -> String);
+
+/// A table of texts, without the columns that nobody has anything in.
+fn rows_of(values: &[Value], columns: &[Column]) -> String {
+    let filled = |read: &fn(&Value) -> String| values.iter().any(|value| !read(value).is_empty());
+    let columns: Vec<_> = columns.iter().filter(|(_, read)| filled(read)).collect();
+    let mut table = table(&columns.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+    for value in values {
+        table.add_row(columns.iter().map(|(_, read)| cell(&read(value))));
+    }
+    lines(&table)
+}
+
+/// A job with its attempts, and what happened to it off the happy path: who decided, and why.
 pub(super) fn job(job: &Value) -> String {
+    let array = |name: &str| job[name].as_array().map(Vec::as_slice).unwrap_or_default();
+    let (attempts, events) = (array("attempts"), array("events"));
+    let created_ms = job["created_ms"].as_u64().unwrap_or_default();
+    let (mut took, mut unknown_for) = (String::new(), String::new());
+    if let Some(ended_ms) = job["ended_ms"].as_u64() {
+        took = span(created_ms, ended_ms);
+    } else if let Some(since_ms) = unknown(job).and_then(|attempt| attempt["ended_ms"].as_u64()) {
+        unknown_for = span(since_ms, now_ms());
+    }
     let mut out = String::new();
-    let created = job["created_ms"].as_u64().unwrap_or_default();
-    let updated = job["updated_ms"].as_u64().unwrap_or_default();
     for (name, value) in [
         ("job", text(job, "id")),
         ("route", text(job, "route")),
         ("state", text(job, "state")),
-        (
-            "completed by",
-            match job["completed_by"].as_u64() {
-                Some(0) | None => String::new(),
-                Some(number) => format!("attempt {number}"),
-            },
-        ),
-        ("took", if created == 0 { String::new() } else { span(created, updated) }),
-        ("reason", cell(&text(job, "reason"))),
+        ("owner", text(job, "owner")),
+        ("created", moment(job, "created_ms")),
+        ("started", attempts.first().map_or_else(String::new, |attempt| moment(attempt, "started_ms"))),
+        ("ended", moment(job, "ended_ms")),
+        ("took", took),
+        ("unknown for", unknown_for),
+        ("completed by", job["completed_by"].as_u64().map_or_else(String::new, |number| format!("attempt {number}"))),
+        ("canceled by", text(job, "canceled_by")),
+        ("reason", text(job, "reason")),
     ] {
         if !value.is_empty() {
-            out.push_str(&format!("{name:<13} {value}\n"));
+            out.push_str(&format!("{name:<13} {}\n", cell(&value)));
         }
     }
-    if let Some(attempts) = job["attempts"].as_array().filter(|attempts| !attempts.is_empty()) {
-        let mut table = table(&["attempt", "state", "provider", "reason"]);
-        for attempt in attempts {
-            table.add_row([
-                text(attempt, "number"),
-                text(attempt, "state"),
-                text(attempt, "provider"),
-                cell(&text(attempt, "reason")),
-            ]);
-        }
-        out.push_str(&lines(&table));
+    if !attempts.is_empty() {
+        out.push('\n');
+        out.push_str(&rows_of(
+            attempts,
+            &[
+                ("attempt", |attempt| text(attempt, "number")),
+                ("state", |attempt| text(attempt, "state")),
+                ("provider", |attempt| text(attempt, "provider")),
+                ("model", |attempt| text(attempt, "model")),
+                ("gateway", |attempt| text(attempt, "gateway")),
+                ("started", |attempt| moment(attempt, "started_ms")),
+                ("ended", |attempt| moment(attempt, "ended_ms")),
+                ("reason", |attempt| text(attempt, "reason")),
+            ],
+        ));
+    }
+    if !events.is_empty() {
+        out.push('\n');
+        out.push_str(&rows_of(
+            events,
+            &[
+                ("time", |event| moment(event, "at_ms")),
+                ("event", |event| text(event, "event")),
+                ("attempt", |event| text(event, "attempt")),
+                ("actor", |event| text(event, "actor")),
+                ("detail", |event| text(event, "detail")),
+            ],
+        ));
     }
     if !job["result"].is_null() {
         let body = job["result"].get("body").unwrap_or(&job["result"]);
         let body = body.as_str().map_or_else(|| body.to_string(), str::to_owned);
-        out.push_str(&format!("{:<13} {}\n", "result", shorten(&body, RESULT_CHARS_MAX)));
+        out.push_str(&format!("\n{:<13} {}\n", "result", shorten(&body, RESULT_CHARS_MAX)));
     }
     out
 }
 
-/// What came of a change: its plain members, a line each.
-pub(super) fn outcome(document: &Value) -> String {
+/// The attempt that nobody knows of whether it happened, if there is one.
+pub(super) fn unknown(job: &Value) -> Option<&Value> {
+    job["attempts"].as_array()?.iter().find(|attempt| attempt["state"] == "unknown")
+}
+
+/// This machine's time, in Unix ms: only for what a person is told.
+#[expect(clippy::disallowed_methods, reason = "for people: how old a job is, and how far the clocks are apart")]
+pub(super) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What came of a change to a job: its plain members, a line each, labelled as everywhere.
+pub(super) fn outcome(job: JobId, document: &Value) -> String {
     let names = document.as_object().into_iter().flat_map(|members| members.keys());
+    let label = |name: &str| match name {
+        "status" => "outcome".to_owned(),
+        // In a decision's answer these are how the two stand.
+        "job" => "state".to_owned(),
+        "attempt" => "attempt is".to_owned(),
+        name => name.replace('_', " "),
+    };
     names
-        .map(|name| (name, text(document, name)))
+        .filter(|name| *name != "id")
+        .map(|name| (label(name), text(document, name)))
         .filter(|(_, text)| !text.is_empty())
-        .fold(String::new(), |out, (name, text)| out + &format!("{:<13} {}\n", name.replace('_', " "), cell(&text)))
+        .fold(format!("{:<13} {job}\n", "job"), |out, (label, text)| out + &format!("{label:<13} {}\n", cell(&text)))
 }
 
 /// How a job stands for whoever waits for it.
@@ -128,6 +199,8 @@ pub(super) enum Standing {
 pub(super) fn standing(job: &Value) -> Option<Standing> {
     let state: JobState = job["state"].as_str()?.parse().ok()?;
     Some(match state {
+        // Only somebody's word ends it: to wait for that is to wait for good.
+        JobState::Canceling if unknown(job).is_some() && !is_running(job) => Standing::Unknown,
         JobState::Pending | JobState::Running | JobState::Canceling => Standing::Open,
         JobState::Unknown => Standing::Unknown,
         JobState::Succeeded => Standing::Ended(Exit::Done),
@@ -135,6 +208,12 @@ pub(super) fn standing(job: &Value) -> Option<Standing> {
         JobState::Canceled => Standing::Ended(Exit::Canceled),
         JobState::Indeterminate => Standing::Ended(Exit::Unknown),
     })
+}
+
+/// Whether an attempt may still end by itself.
+fn is_running(job: &Value) -> bool {
+    let mut attempts = job["attempts"].as_array().into_iter().flatten();
+    attempts.any(|attempt| attempt["state"] == "starting" || attempt["state"] == "running")
 }
 
 /// Shows on stderr that something is waited for, if a person looks.
@@ -170,6 +249,25 @@ impl Drop for Spinner {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_canceling_job_whose_attempt_is_unknown_waits_for_somebody() {
+        let job = |attempts: &[&str]| {
+            let attempts: Vec<Value> = attempts.iter().map(|state| serde_json::json!({ "state": state })).collect();
+            serde_json::json!({ "state": "canceling", "attempts": attempts })
+        };
+        assert_eq!(standing(&job(&["unknown"])), Some(Standing::Unknown));
+        assert_eq!(standing(&job(&["unknown", "running"])), Some(Standing::Open));
+        assert_eq!(standing(&job(&["running"])), Some(Standing::Open));
+    }
+
+    #[test]
+    fn durations_and_moments_are_for_people() {
+        assert_eq!(span(0, 126_854), "2m 6s");
+        assert_eq!(moment(&serde_json::json!({ "at_ms": 1_000 }), "at_ms"), "1970-01-01T00:00:01.000Z");
+        assert_eq!(moment(&serde_json::json!({ "at_ms": u64::MAX }), "at_ms"), "");
+        assert_eq!((count(1, "route"), count(2, "route")), ("1 route".to_owned(), "2 routes".to_owned()));
+    }
 
     #[test]
     fn a_text_from_outside_cannot_script_the_terminal() {

@@ -9,7 +9,7 @@ use super::signals::Signals;
 use super::{Context, Exit, Failure, say};
 
 const BEHAVIOURS: &str = "\
-Behaviours: words separated by commas, for example delay=200ms,drop. The header onejob-simulate or the member \"simulate\" of a
+Behaviours: words separated by commas, for example delay=200ms,drop. The header onejob-simulate or the member \"simulate\" of a \
 JSON body chooses one for a request; PUT /behaviour changes the default.
   succeed            executes and answers 200: what happens anyway if nothing else is said
   status=N           executes, then answers N

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::client::{Call, Client, GatewayArguments};
+use super::client::{Call, Client, GatewayArguments, Shape};
 use super::show::Standing;
 use super::wait::{self, WaitArguments};
 use super::{Context, Exit, Failure, OrExit as _, say, show};
@@ -67,9 +67,10 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         say(format_args!("key {key}"));
     }
     let call = Call::post("/v1/jobs", &Body { route: &arguments.route, input }).keyed(&key);
+    client.insist_on_gateway().await?;
     let answer = client.send_safely(&call, "it has the same key, so it is the same job").await?;
     let replayed = answer.headers.get("idempotency-replayed").is_some_and(|value| value == "true");
-    let mut job = answer.into_data()?;
+    let mut job = client.document(answer, Shape::Job)?;
     if replayed {
         say(format_args!("this key was there before: job {}", show::text(&job, "id")));
     }
@@ -103,10 +104,7 @@ fn read_input(argument: Option<String>, file: Option<PathBuf>) -> Result<String,
     }
 }
 
+/// As the header would be read: quoted or bare, it is the same key.
 fn key(text: &str) -> Result<String, String> {
-    Key::new(text).map_err(|error| error.to_string())?;
-    match text.chars().find(|c| !c.is_ascii_graphic()) {
-        Some(c) => Err(format!("the key has the character {c:?}; HTTP lets only visible ASCII through")),
-        None => Ok(text.to_owned()),
-    }
+    Key::from_header(text).map(|key| key.as_str().to_owned()).map_err(|error| error.to_string())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use onejob::job::JobId;
 use serde_json::Value;
 
-use super::client::{Answer, Client, GatewayArguments};
+use super::client::{Answer, Client, GatewayArguments, Shape};
 use super::show::{Spinner, Standing};
 use super::{Context, Exit, Failure, duration, say, show};
 
@@ -60,7 +60,8 @@ pub(super) async fn wait(client: &Client, id: &str, arguments: WaitArguments, co
         Until::Settled => SETTLED_AT_ONCE,
         Until::Ended => ENDED_AT_ONCE,
     };
-    client.wait(id, arguments.within, at_once, wanted, progress).await?.into_data()
+    let answer = client.wait(id, arguments.within, at_once, wanted, progress).await?;
+    client.document(answer, Shape::Job)
 }
 
 /// Prints a job that was waited for, and says with which code the process ends.
@@ -73,7 +74,13 @@ pub(super) fn finish(job: &Value, context: &Context) -> Result<Exit, Failure> {
             Ok(Exit::Timeout)
         }
         Some(Standing::Unknown) => {
-            say("nobody knows yet whether it happened; nothing is sent again until that is known (see `onejob resolve --help`)");
+            let number =
+                show::unknown(job).map_or_else(String::new, |attempt| format!(" --attempt {}", show::text(attempt, "number")));
+            say("nobody knows yet whether it happened; nothing is sent again until that is known");
+            say(format_args!(
+                "the job is {state} until somebody looks and says: onejob resolve {}{number} …",
+                show::text(job, "id")
+            ));
             Ok(Exit::Unknown)
         }
         Some(Standing::Ended(exit)) => Ok(exit),

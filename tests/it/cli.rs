@@ -206,6 +206,9 @@ async fn nothing_is_submitted_without_a_key() {
     assert!(refused.stderr.contains("--key"), "{}", refused.stderr);
     run(&["submit", "print", "{}", "--key", "a", "--key-new"]).await.expect(2);
     run(&["submit", "print", "{}", "--key", "two words"]).await.expect(2);
+    run(&["submit", "print", "{}", "--key", "\"half"]).await.expect(2);
+    let long = run(&["submit", "print", "{}", "--key", &"k".repeat(256)]).await.expect(2);
+    assert!(long.stderr.contains("256") && long.stderr.contains("255"), "{}", long.stderr);
     run(&["submit", "print", "{", "--key", "a"]).await.expect(2);
 }
 
@@ -360,6 +363,8 @@ async fn a_job_goes_from_the_command_line_to_the_provider_and_back() {
     let again = gateway.ask(&submit).await.expect(0);
     assert!(again.stderr.contains("this key was there before"), "{}", again.stderr);
     assert_eq!(again.json(), job);
+    let quoted = ["submit", "print", "{\"file\": 9007199254740993}", "--key", "\"order-1\""];
+    assert_eq!(gateway.ask(&quoted).await.expect(0).json(), job, "a quoted key is the same key");
     assert_eq!(gateway.ask(&["get", id]).await.expect(0).json(), job);
     assert_eq!(gateway.ask(&["wait", id]).await.expect(0).json(), job);
     assert_eq!(gateway.ask(&["list", "--state", "open"]).await.expect(0).json(), json!({ "jobs": [] }));
@@ -388,6 +393,10 @@ async fn the_exit_code_says_how_a_job_ended() {
     submit("print", r#"{"simulate":"jam"}"#, "failed").await.expect(1);
     let unknown = id(submit("print", r#"{"simulate":"drop"}"#, "unknown").await.expect(4));
     gateway.ask(&["wait", &unknown]).await.expect(4);
+    let mut get = onejob();
+    get.args(["get", &unknown]).env("ONEJOB_GATEWAY", &gateway.url);
+    let shown = ended(get).await.expect(0).stdout;
+    assert!(shown.contains("unknown for ") && !shown.contains("took "), "{shown}");
     // It could still end, so whoever waits for the end waits on, and is told at last how it stands.
     let waited = std::time::Instant::now();
     gateway.ask(&["wait", &unknown, "--until", "ended", "--within", "300ms"]).await.expect(4);
@@ -421,12 +430,28 @@ async fn an_operator_resolves_and_reopens() {
     // "It did not happen" is not believed yet.
     let early = gateway.ask(&[&resolve[..], &["--outcome", "failed"]].concat()).await.expect(3).json();
     assert_eq!(early["type"], json!("urn:onejob:problem:attempt-quarantined"));
+    let silent = gateway.ask(&[&resolve[..], &["--outcome", "succeeded"]].concat()).await.expect(2);
+    assert!(silent.stderr.contains("--no-result"), "{}", silent.stderr);
+    let numbered = gateway.ask(&["resolve", &unknown, "--attempt", "x", "--reason", "r", "--outcome", "failed"]).await.expect(2);
+    assert!(numbered.stderr.contains("numbered 1, 2, 3"), "{}", numbered.stderr);
     let result = ["--outcome", "succeeded", "--result", "{\"pages\": 9007199254740993}", "--actor", "ada"];
     let resolved = gateway.ask(&[&resolve[..], &result].concat()).await.expect(0).json();
     assert_eq!(resolved["status"], json!("won"));
+    // The same words once more are the same decision; others are another one.
+    let repeated = gateway.ask(&[&resolve[..], &result].concat()).await.expect(0).json();
+    assert_eq!(repeated["status"], json!("repeated"));
+    gateway.ask(&[&resolve[..], &["--outcome", "succeeded", "--no-result"]].concat()).await.expect(3);
     let job = gateway.ask(&["wait", &unknown]).await.expect(0);
     assert!(job.stdout.contains("9007199254740993"), "{}", job.stdout);
     assert!(job.json()["events"].to_string().contains("ada"), "{}", job.stdout);
+    let mut get = onejob();
+    get.args(["get", &unknown]).env("ONEJOB_GATEWAY", &gateway.url);
+    let shown = ended(get).await.expect(0).stdout;
+    let events = shown.split_once("EVENT").unwrap_or_else(|| panic!("no events in {shown}")).1;
+    assert!(events.contains("ada") && events.contains("it lies in the tray"), "{shown}");
+    for label in ["owner  ", "created  ", "started  ", "ended  ", "took  ", "GATEWAY"] {
+        assert!(shown.contains(label), "{label} is not in {shown}");
+    }
     gateway.ask(&[&resolve[..], &["--outcome", "failed", "--result", "{}"]].concat()).await.expect(2);
 
     let failed = submit(r#"{"simulate":"jam"}"#, "failed", 1).await;
@@ -434,6 +459,10 @@ async fn an_operator_resolves_and_reopens() {
     gateway.ask(&["wait", &failed]).await.expect(1);
     let attempts = gateway.ask(&["get", &failed]).await.expect(0).json()["attempts"].as_array().unwrap().len();
     assert_eq!(attempts, 2);
+    // It failed once more: the same words are about this failure, and not taken for the reopening before.
+    gateway.ask(&["reopen", &failed, "--reason", "new paper"]).await.expect(0);
+    gateway.ask(&["wait", &failed]).await.expect(1);
+    assert_eq!(gateway.ask(&["get", &failed]).await.expect(0).json()["attempts"].as_array().unwrap().len(), 3);
     gateway.terminate().await;
 }
 
@@ -450,7 +479,8 @@ async fn a_token_opens_the_gateway_and_only_the_right_one() {
         command.args(["--token-env", "OTHER"]);
         ended(command).await
     };
-    gateway.ask(&["get", NO_JOB]).await.expect(8);
+    let nobody = gateway.ask(&["get", NO_JOB]).await.expect(8);
+    assert!(nobody.stderr.contains("ONEJOB_TOKEN"), "{}", nobody.stderr);
     ask("guessed-token", &["get", NO_JOB]).await.expect(8);
     ask("ada-has-this-token", &["get", NO_JOB]).await.expect(5);
     // Her role is to submit, not to list everybody's jobs.
@@ -466,7 +496,7 @@ async fn a_terminated_gateway_lets_running_attempts_finish() {
     let submit = ["submit", "plot", r#"{"simulate":"delay=1s"}"#, "--key", "plot"];
     let job = gateway.ask(&submit).await.expect(0).json();
     let ended = gateway.terminate().await.expect(0);
-    assert!(ended.stderr.contains("1 attempts were running, 1 finished, 0 are unknown, 0 could"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("1 attempt was running: 1 finished, 0 unknown, 0 could"), "{}", ended.stderr);
 
     let gateway = home.serve(&[]).await;
     let replayed = gateway.ask(&["wait", job["id"].as_str().unwrap()]).await.expect(0).json();
@@ -481,7 +511,7 @@ async fn what_a_terminated_gateway_could_not_await_is_unknown_and_never_runs_aga
     let submit = ["submit", "plot", r#"{"simulate":"hang"}"#, "--key", "plot"];
     let job = gateway.ask(&submit).await.expect(0).json();
     let ended = gateway.terminate().await.expect(4);
-    assert!(ended.stderr.contains("1 attempts were running, 0 finished, 1 are unknown, 0 could"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("1 attempt was running: 0 finished, 1 unknown, 0 could"), "{}", ended.stderr);
 
     let gateway = home.serve(&[]).await;
     let id = job["id"].as_str().unwrap();
@@ -514,7 +544,7 @@ async fn a_terminal_that_closes_ends_it_as_sigterm_does() {
     // The shell sends it too.
     gateway.signal(Signal::HUP);
     let ended = gateway.ended().await.expect(0);
-    assert!(ended.stderr.contains("1 attempts were running, 1 finished"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("1 attempt was running: 1 finished"), "{}", ended.stderr);
     let socket = home.dir.path().join("data/redis.sock");
     assert!(std::os::unix::net::UnixStream::connect(socket).is_err(), "its redis-server is gone");
 }
@@ -558,6 +588,7 @@ async fn the_doctor_finds_a_private_redis_well() {
     let home = Home::new(SHOP);
     let doctor = home.run(&["--json", "doctor"]).await.expect(0).json();
     assert_eq!(doctor["ok"], json!(true));
+    assert!(!home.dir.path().join("data").exists(), "looking makes nothing");
     for check in [
         "configuration",
         "private redis",
@@ -577,7 +608,8 @@ async fn the_doctor_finds_a_private_redis_well() {
     // Beside a running gateway it says so, and leaves it alone.
     let gateway = home.serve(&[]).await;
     let doctor = home.run(&["doctor"]).await.expect(0);
-    assert!(doctor.stdout.contains("in use by process"), "{}", doctor.stdout);
+    assert!(doctor.stdout.contains("in use by process") && doctor.stdout.contains("/readyz"), "{}", doctor.stdout);
+    assert!(!doctor.stderr.contains(" 0 warnings"), "{}", doctor.stderr);
     gateway.ask(&["list"]).await.expect(0);
     gateway.terminate().await.expect(0);
 }
@@ -601,13 +633,25 @@ async fn a_submit_that_is_not_answered_is_sent_again_with_the_same_key() {
     let addr = listener.local_addr().unwrap();
     let gateway = tokio::spawn(async move {
         let unavailable = r#"{"type":"urn:onejob:problem:store-unavailable","retryable":true,"detail":"the store is away"}"#;
-        let accepted = format!(r#"{{"id":"{NO_JOB}","state":"succeeded"}}"#);
+        let accepted = json!({
+            "id": NO_JOB, "owner": "default", "route": "print", "state": "succeeded", "version": 1, "revision": 3,
+            "created_ms": 1, "attempts": [], "events": [],
+        })
+        .to_string();
+        let described = r#"{"openapi":"3.1.0","info":{"title":"onejob"}}"#;
+        let answers = [
+            Some(("200 OK", described)),
+            None,
+            Some(("503 Service Unavailable", unavailable)),
+            Some(("200 OK", accepted.as_str())),
+        ];
         let mut requests = Vec::new();
-        for answer in [None, Some(("503 Service Unavailable", unavailable)), Some(("200 OK", accepted.as_str()))] {
+        for (number, answer) in answers.into_iter().enumerate() {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut request = vec![0; 8192];
             let mut length = 0;
-            while !String::from_utf8_lossy(&request[..length]).contains("\"input\":{}}") {
+            let end = if number == 0 { "\r\n\r\n" } else { "\"input\":{}}" };
+            while !String::from_utf8_lossy(&request[..length]).contains(end) {
                 length += stream.read(&mut request[length..]).await.unwrap();
             }
             requests.push(String::from_utf8_lossy(&request[..length]).into_owned());
@@ -622,18 +666,53 @@ async fn a_submit_that_is_not_answered_is_sent_again_with_the_same_key() {
     let url = format!("http://{addr}");
     let submitted = run(&["submit", "print", "{}", "--key", "order-1", "--wait", "--gateway", &url]).await.expect(0);
     let requests = tokio::time::timeout(DEADLINE, gateway).await.unwrap().unwrap();
+    let (probe, requests) = requests.split_first().unwrap();
+    assert!(probe.starts_with("GET /openapi.json "), "{probe}");
     assert_eq!(requests.len(), 3);
-    for request in &requests {
+    for request in requests {
         assert_eq!(request, &requests[0], "the same bytes each time");
         assert!(request.to_lowercase().contains("idempotency-key: \"order-1\"\r\n"), "{request}");
     }
-    assert!(submitted.stderr.contains("sending it again (3 of 5): it has the same key"), "{}", submitted.stderr);
+    assert!(
+        submitted
+            .stderr
+            .contains("the store is away (503 store-unavailable); sending it again, 5 times in all at most: it has the same key"),
+        "{}",
+        submitted.stderr
+    );
+}
+
+/// Another server at the address would execute what it is sent, unguarded, and its answers prove nothing about a job.
+#[tokio::test]
+async fn what_is_no_gateway_is_told_and_asked_for_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = onejob();
+    command.args(["simulate", "--listen", "127.0.0.1:0"]);
+    let simulate = Process::start(command, dir.path().join("stderr")).await;
+    for arguments in [
+        &["submit", "print", "{}", "--key", "a"][..],
+        &["get", NO_JOB],
+        &["wait", NO_JOB],
+        &["list"],
+        &["cancel", NO_JOB, "--reason", "r"],
+        &["reopen", NO_JOB, "--reason", "r"],
+        &["resolve", NO_JOB, "--attempt", "1", "--outcome", "failed", "--reason", "r"],
+    ] {
+        let refused = simulate.ask(arguments).await.expect(6);
+        let said = format!("this is not a onejob gateway: {}", simulate.url);
+        assert!(refused.stderr.contains(&said), "{arguments:?}: {}", refused.stderr);
+    }
+    let ledger = http("GET", &format!("{}/ledger", simulate.url), "").await;
+    let entries = ledger["entries"].as_array().unwrap();
+    assert!(entries.iter().all(|entry| entry["method"] == "GET"), "{ledger}");
+    simulate.terminate().await.expect(0);
 }
 
 #[tokio::test]
 async fn a_gateway_that_is_not_there_is_given_up_after_a_few_tries() {
     let gone = run(&["get", NO_JOB, "--gateway", "http://127.0.0.1:1"]).await.expect(6);
-    assert!(gone.stderr.contains("sending it again (5 of 5)") && gone.stderr.contains("refused"), "{}", gone.stderr);
+    assert!(gone.stderr.contains("(sent 5 times)") && gone.stderr.contains("refused"), "{}", gone.stderr);
+    assert_eq!(gone.stderr.matches("sending it again").count(), 1, "{}", gone.stderr);
     run(&["get", NO_JOB, "--gateway", "ftp://127.0.0.1"]).await.expect(2);
     run(&["get", "nonsense"]).await.expect(2);
 }
