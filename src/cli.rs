@@ -262,11 +262,22 @@ fn print(text: &str) {
 
 /// An error with its causes, each once: some say their cause themselves.
 fn chain(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match said.as_str() {
+    let said = error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match said.as_str() {
         "" => cause,
         _ if said.contains(&cause) => said,
         _ => format!("{said}: {cause}"),
-    })
+    });
+    if said.contains('\n') {
+        // A list: its lines may well say the same.
+        return said;
+    }
+    let mut parts: Vec<&str> = Vec::new();
+    for part in said.split(": ") {
+        if !parts.contains(&part) {
+            parts.push(part);
+        }
+    }
+    parts.join(": ")
 }
 
 /// Writes words to stderr. Where nobody listens, nothing is lost.
@@ -346,6 +357,13 @@ mod tests {
     #[test]
     fn the_arguments_are_consistent() {
         <Cli as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn a_cause_is_said_once_wherever_it_stands() {
+        let error = anyhow::Error::msg("not there").context("no call (connect): to a: no call (connect): not there, alas");
+        assert_eq!(chain(&error), "no call (connect): to a: not there, alas");
+        assert_eq!(chain(&anyhow::Error::msg("cause").context("what")), "what: cause");
     }
 
     #[test]

@@ -150,7 +150,11 @@ pub(super) fn job(job: &Value) -> String {
     if !job["result"].is_null() {
         let body = job["result"].get("body").unwrap_or(&job["result"]);
         let body = body.as_str().map_or_else(|| body.to_string(), str::to_owned);
-        out.push_str(&format!("\n{:<13} {}\n", "result", shorten(&body, RESULT_CHARS_MAX)));
+        out.push_str(&format!(
+            "\n{:<13} {}\n",
+            "result",
+            if body.is_empty() { "none".to_owned() } else { shorten(&body, RESULT_CHARS_MAX) }
+        ));
     }
     out
 }
@@ -171,6 +175,7 @@ pub(super) fn now_ms() -> u64 {
 pub(super) fn outcome(job: JobId, document: &Value) -> String {
     let names = document.as_object().into_iter().flat_map(|members| members.keys());
     let label = |name: &str| match name {
+        "status" if text(document, "status").parse::<JobState>().is_ok() => "state".to_owned(),
         "status" => "outcome".to_owned(),
         // In a decision's answer these are how the two stand.
         "job" => "state".to_owned(),

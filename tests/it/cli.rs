@@ -298,6 +298,8 @@ async fn an_error_says_its_cause_once() {
     assert_eq!(refused.stderr.matches("os error 2").count(), 1, "{}", refused.stderr);
     let refused = run(&["--log", "a=b=c", "config", "check"]).await.expect(2);
     assert_eq!(refused.stderr.matches("error parsing level filter").count(), 1, "{}", refused.stderr);
+    let refused = run(&["serve", "--listen", "127.0.0.1:0", "--redis", "redis+unix:///nonexistent"]).await.expect(6);
+    assert_eq!(refused.stderr.matches("redis did not execute").count(), 1, "{}", refused.stderr);
 }
 
 #[tokio::test]
