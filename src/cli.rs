@@ -330,7 +330,23 @@ async fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
 }
 
 fn start_log(filter: Option<&str>, format: LogFormat, command: &Command) -> Result<(), Failure> {
-    let default = if matches!(command, Command::Serve(_)) { "info" } else { "warn" };
+    let default = match command {
+        Command::Serve(_) => "info",
+        // What goes wrong there is its subject, and stands in its table.
+        Command::Demo(_) => "error",
+        Command::Simulate(_)
+        | Command::Submit(_)
+        | Command::Get(_)
+        | Command::Wait(_)
+        | Command::List(_)
+        | Command::Cancel(_)
+        | Command::Resolve(_)
+        | Command::Reopen(_)
+        | Command::Doctor
+        | Command::Config(_)
+        | Command::Openapi
+        | Command::Script(_) => "warn",
+    };
     let filter = tracing_subscriber::EnvFilter::try_new(filter.unwrap_or(default)).or_exit(Exit::Usage)?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {

@@ -7,6 +7,7 @@ const ONLY_IN: [(&str, &[&str], &str); 5] = [
     ("redis::", &["src/store.rs", "src/store/"], "only the store speaks to Redis"),
     ("deadpool_redis::", &["src/store.rs", "src/store/"], "only the store speaks to Redis"),
     ("std::env", &["src/config.rs", "src/config/"], "only the configuration reads the environment, besides clap"),
+    ("current_exe", &["src/cli/demo.rs"], "only the demo says where its own program is"),
     ("clap::", &["src/cli.rs", "src/cli/", "src/main.rs"], "only the command line reads arguments"),
     ("metrics!", &["src/metrics.rs"], "a metric is named in one place"),
 ];
@@ -25,6 +26,8 @@ const NEVER_IN: [(&[&str], &[&str], &str); 2] = [
 
 /// The code of a file without its comments.
 fn code(text: &str) -> String {
+    // The path of our own program is nothing that the environment says; it has a line of its own in the table.
+    let text = text.replace("std::env::current_exe", "current_exe");
     text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
 
