@@ -3,7 +3,7 @@
 use super::{files, none, read, root};
 
 /// Where a name of somebody else's may stand: in files whose path begins with one of these, and nowhere else.
-const ONLY_IN: [(&str, &[&str], &str); 5] = [
+const ONLY_IN: [(&str, &[&str], &str); 6] = [
     ("redis::", &["src/store.rs", "src/store/"], "only the store speaks to Redis"),
     ("deadpool_redis::", &["src/store.rs", "src/store/"], "only the store speaks to Redis"),
     ("std::env", &["src/config.rs", "src/config/"], "only the configuration reads the environment, besides clap"),
