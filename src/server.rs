@@ -51,6 +51,7 @@ use crate::runtime::Runtime;
 mod attempts;
 mod auth;
 mod body;
+mod document;
 mod headers;
 mod health;
 mod jobs;
