@@ -32,6 +32,7 @@ mod outside;
 mod submit;
 mod sweeper;
 mod timers;
+mod verdict;
 mod waiters;
 mod words;
 

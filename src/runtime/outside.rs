@@ -9,7 +9,7 @@ use crate::attempt::AttemptToken;
 use crate::error::StoreError;
 use crate::job::{JobId, JobState};
 use crate::metrics;
-use crate::runtime::{Decision, Inner, Report, Runtime, Then, attempts, millis, sweeper};
+use crate::runtime::{Decision, Inner, Report, Runtime, Then, millis, sweeper, verdict};
 use crate::store::{
     Begin, BeginAttempt, Begun, CancelMode, Canceled, Extended, FinishAttempt, Finished, Follow, Marked, Read, Reopened,
     ResolveAttempt, Resolved, WriteAhead,
@@ -168,7 +168,7 @@ impl Runtime {
             strip_at_ms: None,
         };
         let finished = inner.store.finish_attempt(&finish).await?;
-        attempts::count_finish(&finished, report.outcome);
+        verdict::count_finish(&finished, report.outcome);
         inner.after_change(id).await;
         Ok(finished)
     }
