@@ -98,7 +98,7 @@ impl Waiters {
             }
         };
         drop(followed);
-        // What is known already is news to the newcomer.
+        // What is known already is news to who joins now.
         news.mark_changed();
         Ok(Seat { news, shared: Arc::clone(&self.shared) })
     }
