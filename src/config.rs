@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::fingerprint::sha256;
+use crate::fingerprint::{hex, sha256};
 use crate::job::{Class, Rules};
 
 mod check;
@@ -196,7 +196,7 @@ impl Route {
 
 /// Computes the name that a bearer token has in the configuration: SHA-256 in hexadecimal.
 pub fn token_sha256(token: &str) -> String {
-    sha256(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&sha256(token.as_bytes()))
 }
 
 /// The shortest safe quarantine of a route: a gateway may pause after its last check, then hand its request to the kernel, which

@@ -17,6 +17,14 @@ pub fn sha256(bytes: &[u8]) -> Sha256Bytes {
     Sha256::digest(bytes).into()
 }
 
+/// Writes bytes in lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
 /// Computes SHA-256(len(owner) as u32 BE ‖ owner ‖ len(key) as u32 BE ‖ key).
 ///
 /// The lengths keep (`a`, `bc`) and (`ab`, `c`) apart. No normalization: two Unicode forms of one text are two keys.

@@ -15,6 +15,7 @@ use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use onejob::config::Environment;
+use onejob::fingerprint::hex;
 use onejob::job::JobId;
 use onejob::server::TYPE_PREFIX;
 use serde_json::Value;
@@ -121,7 +122,7 @@ impl Call {
         for part in [call.path.as_bytes(), b"\n", occasion.as_bytes(), b"\n", &call.body] {
             hash.update(part);
         }
-        let id: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let id = hex(&hash.finalize());
         call.headers.insert(REQUEST_ID, HeaderValue::from_str(&id).expect("digits are visible ASCII"));
         call
     }

@@ -496,15 +496,8 @@ pub(crate) async fn shut_down(runtime: &Arc<Inner>, drain: Duration) -> Drained 
     if tokio::time::timeout(drain, runtime.work.wait()).await.is_err() {
         let left: Vec<Arc<Running>> = runtime.running().values().cloned().collect();
         let words = left.iter().map(|attempt| async move {
-            let verdict = Verdict {
-                outcome: FinishOutcome::Unknown,
-                reason: "gateway stopped before the provider answered".to_owned(),
-                response: None,
-                remote_id: String::new(),
-                model: String::new(),
-                follow: Follow::End,
-                next: None,
-            };
+            let reason = "gateway stopped before the provider answered".to_owned();
+            let verdict = Verdict::plain(FinishOutcome::Unknown, reason);
             let written = tokio::time::timeout(LAST_WORDS, try_store(runtime, attempt, &verdict)).await;
             match written {
                 Ok(Ok(Finished::Recorded { .. } | Finished::Repeated { .. })) => (1, 0),

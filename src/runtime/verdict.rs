@@ -20,13 +20,28 @@ use crate::store::{FinishAttempt, Finished, Follow, Hint, Keep};
 
 /// What an outcome means for the record.
 pub(super) struct Verdict {
-    pub(super) outcome: FinishOutcome,
-    pub(super) reason: String,
-    pub(super) response: Option<Response>,
-    pub(super) remote_id: String,
-    pub(super) model: String,
-    pub(super) follow: Follow,
-    pub(super) next: Option<(usize, Duration)>,
+    outcome: FinishOutcome,
+    reason: String,
+    response: Option<Response>,
+    remote_id: String,
+    model: String,
+    follow: Follow,
+    next: Option<(usize, Duration)>,
+}
+
+impl Verdict {
+    /// An end with nothing to keep but its reason, and nothing after it.
+    pub(super) fn plain(outcome: FinishOutcome, reason: String) -> Self {
+        Verdict {
+            outcome,
+            reason,
+            response: None,
+            remote_id: String::new(),
+            model: String::new(),
+            follow: Follow::End,
+            next: None,
+        }
+    }
 }
 
 /// Records how an attempt ended, and says what comes next: a provider's place and a delay.
@@ -37,9 +52,6 @@ pub(super) async fn conclude(
     outcome: Outcome,
 ) -> Option<(usize, Duration)> {
     metrics::attempt(&attempt.lane.slot.name, outcome.word());
-    if attempt.fence.check().is_err() && matches!(outcome, Outcome::NotSent { .. }) {
-        metrics::fenced();
-    }
     let verdict = judge(runtime, work, attempt, outcome);
     let finished = store_verdict(runtime, attempt, &verdict).await;
     if verdict.outcome == FinishOutcome::Unknown {
@@ -72,47 +84,36 @@ pub(super) async fn conclude(
 }
 
 fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome) -> Verdict {
-    let plain = |outcome, reason| Verdict {
-        outcome,
-        reason,
-        response: None,
-        remote_id: String::new(),
-        model: String::new(),
-        follow: Follow::End,
-        next: None,
-    };
     let (failure, retry_after, mut verdict) = match outcome {
         Outcome::Succeeded { response, remote_id, model } => {
             return Verdict {
-                outcome: FinishOutcome::Succeeded,
-                reason: String::new(),
                 response: Some(response),
                 remote_id: remote_id.unwrap_or_default(),
                 model: model.unwrap_or_default(),
-                follow: Follow::End,
-                next: None,
+                ..Verdict::plain(FinishOutcome::Succeeded, String::new())
             };
         }
-        Outcome::Unknown { reason } => return plain(FinishOutcome::Unknown, reason),
+        Outcome::Unknown { reason } => return Verdict::plain(FinishOutcome::Unknown, reason),
         Outcome::NotSent { reason } if attempt.fence.check().is_err() => {
             // Our own lease ran out: no failure of the provider's, and whoever has a lease may begin.
-            let mut verdict = plain(FinishOutcome::Aborted, format!("fenced: {reason}"));
+            metrics::fenced();
+            let mut verdict = Verdict::plain(FinishOutcome::Aborted, format!("fenced: {reason}"));
             verdict.follow = Follow::Retry { delay_ms: 0, hold_ms: 0 };
             return verdict;
         }
         Outcome::NotSent { reason } => {
             let reason = format!("{}: {reason}", policy::NOT_SENT);
-            (FailoverOn::NotSent, None, plain(FinishOutcome::Aborted, reason))
+            (FailoverOn::NotSent, None, Verdict::plain(FinishOutcome::Aborted, reason))
         }
         Outcome::Rejected { reason, response, retry_after } => {
             let status = response.status;
-            let mut verdict = plain(FinishOutcome::Failed, format!("{} {status}: {reason}", policy::REJECTED));
+            let mut verdict = Verdict::plain(FinishOutcome::Failed, format!("{} {status}: {reason}", policy::REJECTED));
             verdict.response = Some(response);
             (FailoverOn::Rejected { status }, retry_after, verdict)
         }
         Outcome::InvalidOutput { reason } => {
             let reason = format!("{}: {reason}", policy::INVALID_OUTPUT);
-            (FailoverOn::InvalidOutput, None, plain(FinishOutcome::Failed, reason))
+            (FailoverOn::InvalidOutput, None, Verdict::plain(FinishOutcome::Failed, reason))
         }
     };
     work.tries.push(Try { provider: attempt.place, failure });

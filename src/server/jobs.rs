@@ -118,7 +118,8 @@ pub(crate) async fn submit_job(
     Ok(response)
 }
 
-/// Submits on a task of its own: the client may go away, the claim is made and driven all the same.
+/// Submits on a task that keeps the body's share of memory until the claim is made, though the client goes away: the runtime's own
+/// task holds the body as long.
 pub(crate) async fn submit(
     app: &Arc<App>,
     submission: Submission,

@@ -68,7 +68,7 @@ impl Store {
         commands.push(script_command("EVALSHA", call.script.sha1(), call));
         commands.extend(around.after.iter().map(|after| after.command.clone()));
         let place = around.before.len();
-        let (mut values, mut way) = self.send(&commands).await?;
+        let (mut values, mut way) = self.send(commands).await?;
         // Where a job would have no other hint, a refused hint is a refused call: nobody would find the job again.
         if call.script.needs_its_hint()
             && let Some(Value::ServerError(error)) = values[..place].iter().find(|value| matches!(value, Value::ServerError(_)))
@@ -116,7 +116,7 @@ impl Store {
                 _ => {}
             }
         }
-        let (mut values, way) = self.send(&commands).await?;
+        let (mut values, way) = self.send(commands).await?;
         Ok(if main { (values.swap_remove(0), way) } else { first })
     }
 
@@ -131,16 +131,17 @@ impl Store {
 
     /// Sends commands on a lane, in one pipeline; an error of Redis is a value.
     pub(super) async fn commands(&self, commands: Vec<redis::Cmd>) -> Result<Vec<Value>, StoreError> {
-        let sent = self.send(&commands).await.inspect_err(|error| metrics::store_error(error.class()));
+        let sent = self.send(commands).await.inspect_err(|error| metrics::store_error(error.class()));
         sent.map(|(values, _)| values)
     }
 
-    async fn send(&self, commands: &[redis::Cmd]) -> Result<(Vec<Value>, Way), StoreError> {
-        let mut pipeline = redis::Pipeline::with_capacity(commands.len());
+    async fn send(&self, commands: Vec<redis::Cmd>) -> Result<(Vec<Value>, Way), StoreError> {
+        let replies = commands.len();
+        let mut pipeline = redis::Pipeline::with_capacity(replies);
         for command in commands {
-            pipeline.add_command(command.clone());
+            pipeline.add_command(command);
         }
-        self.inner.lanes.send(&pipeline, commands.len()).await
+        self.inner.lanes.send(&pipeline, replies).await
     }
 }
 

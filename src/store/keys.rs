@@ -1,6 +1,6 @@
 //! The names of the keys. Nothing else composes one; user text never appears in one.
 
-use crate::fingerprint::Sha256Bytes;
+use crate::fingerprint::{Sha256Bytes, hex};
 use crate::job::Identity;
 
 /// The keys under one prefix.
@@ -59,13 +59,4 @@ impl Keys {
         let key = std::str::from_utf8(key).ok()?;
         key.strip_prefix(self.prefix.as_str())?.strip_prefix(":{")?.strip_suffix('}')?.parse().ok()
     }
-}
-
-/// Lower-case hexadecimal.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

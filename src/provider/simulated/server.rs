@@ -33,7 +33,7 @@ use tower::ServiceExt as _;
 
 use super::behaviour::{Behaviour, Credential, Does, Ending, Executes, Framing, InvalidBehaviour, Json, Treatment};
 use super::{BEHAVIOUR_HEADER, BODY_BYTES_MAX, Entry, KEY_HEADER, Made, Mark, Refusal, Shared, Standing};
-use crate::fingerprint::sha256;
+use crate::fingerprint::{hex, sha256};
 use crate::provider::http::{ATTEMPT_HEADER, JOB_ID_HEADER};
 
 /// Connections that the kernel keeps while we are not accepting.
@@ -277,7 +277,7 @@ impl Order {
     }
 
     fn body_sha256(&self) -> String {
-        sha256(&self.body).iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&sha256(&self.body))
     }
 
     /// What `random` draws by.
