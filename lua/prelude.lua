@@ -31,11 +31,16 @@ local A = {
 }
 -- One event: { at_ms, event, attempt, actor, detail }.
 
--- Times that a packed record keeps as ms since created_ms, plus one: short numbers, and 0 stays "none".
+-- A packed record keeps times as ms since created_ms, plus one (short numbers, and 0 stays "none"), and words as their place here.
 local SINCE_CREATED = {
   P.updated_ms, P.ended_ms, P.deadline_ms, P.next_at_ms, P.holder_lease_ms, P.retain_until_ms,
 }
 local SINCE_CREATED_ATTEMPT = { A.started_ms, A.lease_ms, A.ended_ms }
+local CLASSES = { 'exclusive', 'race' }
+local JOB_STATES = { 'pending', 'running', 'unknown', 'canceling', 'succeeded', 'failed', 'canceled', 'indeterminate' }
+local ATTEMPT_STATES = {
+  'starting', 'running', 'succeeded', 'failed', 'unknown', 'aborted', 'canceled', 'abandoned', 'discarded',
+}
 
 local ECHO = ''        -- what the caller recognizes its reply by; each body sets it
 local JUST_ENDED = false
@@ -62,25 +67,45 @@ local function number_of(value, name)
   return n
 end
 
-local function move_times(record, by)
-  local function move(row, positions)
-    for _, position in ipairs(positions) do
-      if row[position] > 0 then
-        row[position] = row[position] + by
-      end
+local function move_times(row, positions, by)
+  for i = 1, #positions do
+    local at = row[positions[i]]
+    if at > 0 then
+      row[positions[i]] = at + by
     end
   end
-  move(record, SINCE_CREATED)
-  for _, attempt in ipairs(record[P.attempts]) do
-    move(attempt, SINCE_CREATED_ATTEMPT)
+end
+
+local function place_of(words, word)
+  for place = 1, #words do
+    if words[place] == word then
+      return place
+    end
+  end
+  fault('BADRECORD', 'there is no word ' .. tostring(word))
+end
+
+local function word_at(words, place)
+  return words[place] or fault('BADRECORD', 'there is no word ' .. tostring(place) .. ' of ' .. #words)
+end
+
+-- Moves a record between its two forms: packed, and plain, which is what the scripts work on.
+local function recast(record, of, by)
+  move_times(record, SINCE_CREATED, by)
+  record[P.class] = of(CLASSES, record[P.class])
+  record[P.state] = of(JOB_STATES, record[P.state])
+  local attempts = record[P.attempts]
+  for i = 1, #attempts do
+    move_times(attempts[i], SINCE_CREATED_ATTEMPT, by)
+    attempts[i][A.state] = of(ATTEMPT_STATES, attempts[i][A.state])
   end
 end
 
 local function pack_record(record)
   local by = record[P.created_ms] - 1
-  move_times(record, -by)
+  recast(record, place_of, -by)
   local packed = cmsgpack.pack(record)
-  move_times(record, by)
+  recast(record, word_at, by)
   return packed
 end
 
@@ -95,7 +120,7 @@ local function unpack_record(packed)
   if #record ~= P.result_body then
     fault('BADRECORD', 'the record has ' .. #record .. ' fields, not ' .. P.result_body)
   end
-  move_times(record, record[P.created_ms] - 1)
+  recast(record, word_at, record[P.created_ms] - 1)
   return record
 end
 

@@ -12,8 +12,8 @@ KEYS
   [1] job     STRING, the record (docs/PROTOCOL.md)
 ARGV
   [1] job_id            16 bytes: Unix ms, version, variant, identity
-  [2] digest            32 bytes: SHA-256 over owner and key
-  [3] fingerprint       32 bytes: SHA-256 over the request
+  [2] digest            16 bytes: the second half of SHA-256 over owner and key
+  [3] fingerprint       16 bytes: the second half of SHA-256 over the request
   [4] owner             text
   [5] route             text
   [6] class             "exclusive" or "race"
@@ -47,8 +47,8 @@ COST   O(1), plus the size of the input
 ]]
 ECHO = ARGV[19]
 local job_id, digest, fingerprint, begin, token = ARGV[1], ARGV[2], ARGV[3], ARGV[18], ARGV[19]
-if #job_id ~= 16 or #digest ~= 32 or #fingerprint ~= 32 or #token ~= 16 then
-  fault('BADARG', 'job_id and token are 16 bytes, digest and fingerprint 32')
+if #job_id ~= 16 or #digest ~= 16 or #fingerprint ~= 16 or #token ~= 16 then
+  fault('BADARG', 'job_id, digest, fingerprint and token are 16 bytes')
 end
 if begin ~= 'pending' and begin ~= 'starting' and begin ~= 'running' then
   fault('BADARG', 'begin must be pending, starting or running, got ' .. begin)

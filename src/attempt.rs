@@ -35,7 +35,7 @@ pub enum AttemptState {
 }
 
 impl AttemptState {
-    /// Every state, in the order of the documentation.
+    /// Every state, in the order of the documentation; a record keeps its place here.
     pub const ALL: [AttemptState; 9] = [
         AttemptState::Starting,
         AttemptState::Running,

@@ -12,6 +12,20 @@ use sha2::{Digest as _, Sha256};
 /// A SHA-256 digest.
 pub type Sha256Bytes = [u8; 32];
 
+/// The second half of a SHA-256 digest: what a record keeps to tell keys, and requests, apart.
+///
+/// Of a key it stands beside the identity, which is cut from the first half: 202 bits together. Against somebody else's key that
+/// is a second preimage, far out of reach; a collision of two requests can only be made by their own author, who could as well
+/// have sent the first.
+pub type HalfBytes = [u8; 16];
+
+/// Cuts the second half off a digest.
+pub fn second_half(digest: &Sha256Bytes) -> HalfBytes {
+    let mut half = [0; 16];
+    half.copy_from_slice(&digest[16..]);
+    half
+}
+
 /// Computes the SHA-256 digest of some bytes.
 pub fn sha256(bytes: &[u8]) -> Sha256Bytes {
     Sha256::digest(bytes).into()
@@ -55,11 +69,11 @@ pub struct Fingerprinted<'a> {
     pub ignore: &'a [String],
 }
 
-/// Computes the fingerprint of a request: SHA-256 over its length-prefixed parts.
+/// Computes the fingerprint of a request: the second half of SHA-256 over its length-prefixed parts.
 ///
 /// A JSON body counts in canonical form (see [`canonical_json`]), so white space and the order of members make no difference, but
 /// every digit of a number does. A body that is not JSON, or that names a member twice, counts as its raw bytes.
-pub fn fingerprint(request: Fingerprinted<'_>) -> Sha256Bytes {
+pub fn fingerprint(request: Fingerprinted<'_>) -> HalfBytes {
     let canonical = is_json(request.content_type).then(|| canonical_json(request.body, request.ignore)).flatten();
     let (form, body): (&[u8], &[u8]) = match &canonical {
         Some(text) => (b"json", text.as_bytes()),
@@ -78,7 +92,7 @@ pub fn fingerprint(request: Fingerprinted<'_>) -> Sha256Bytes {
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part);
     }
-    hash.finalize().into()
+    second_half(&hash.finalize().into())
 }
 
 fn is_json(content_type: &str) -> bool {

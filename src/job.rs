@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::attempt::Attempt;
-use crate::fingerprint::{self, Sha256Bytes};
+use crate::fingerprint::{self, HalfBytes, Sha256Bytes};
 
 /// Longest idempotency key in characters, as draft-ietf-httpapi-idempotency-key-header-07 suggests servers publish.
 pub const KEY_CHARS_MAX: usize = 255;
@@ -294,7 +294,7 @@ pub enum JobState {
 }
 
 impl JobState {
-    /// Every state, in the order of the documentation.
+    /// Every state, in the order of the documentation; a record keeps its place here.
     pub const ALL: [JobState; 8] = [
         JobState::Pending,
         JobState::Running,
@@ -352,6 +352,9 @@ pub enum Class {
 }
 
 impl Class {
+    /// Every class; a record keeps its place here.
+    pub const ALL: [Class; 2] = [Class::Exclusive, Class::Race];
+
     /// The word for it.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -365,11 +368,7 @@ impl FromStr for Class {
     type Err = UnknownWord;
 
     fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        match word {
-            "exclusive" => Ok(Class::Exclusive),
-            "race" => Ok(Class::Race),
-            _ => Err(UnknownWord::new("class", word)),
-        }
+        Self::ALL.into_iter().find(|class| class.as_str() == word).ok_or_else(|| UnknownWord::new("class", word))
     }
 }
 
@@ -460,9 +459,9 @@ pub struct Job {
     /// This incarnation's id.
     pub id: JobId,
     /// The digest of owner and key.
-    pub digest: Sha256Bytes,
+    pub digest: HalfBytes,
     /// The fingerprint of the request.
-    pub fingerprint: Sha256Bytes,
+    pub fingerprint: HalfBytes,
     /// On whose behalf.
     pub owner: String,
     /// By which route.
@@ -520,9 +519,9 @@ impl Job {
 }
 
 /// Computes everything that names a job from its owner and key.
-pub(crate) fn locate(owner: &Owner, key: &Key) -> (Sha256Bytes, Identity) {
+pub(crate) fn locate(owner: &Owner, key: &Key) -> (HalfBytes, Identity) {
     let digest = fingerprint::digest(owner.as_str(), key.as_str());
-    (digest, Identity::of(&digest))
+    (fingerprint::second_half(&digest), Identity::of(&digest))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! The words are those of the scripts' headers. Nothing here calls anything, and nothing here decides.
 
 use crate::attempt::{AttemptState, AttemptToken, FinishOutcome, ResolveOutcome};
-use crate::fingerprint::Sha256Bytes;
+use crate::fingerprint::HalfBytes;
 use crate::job::{Class, Job, JobId, JobState, Owner, Payload, Rules};
 
 /// A claim of a key.
@@ -12,9 +12,9 @@ pub struct SubmitJob<'a> {
     /// The proposed id; the reply has the real one.
     pub id: JobId,
     /// The digest of owner and key.
-    pub digest: Sha256Bytes,
+    pub digest: HalfBytes,
     /// The fingerprint of the request.
-    pub fingerprint: Sha256Bytes,
+    pub fingerprint: HalfBytes,
     /// On whose behalf.
     pub owner: &'a Owner,
     /// By which route.

@@ -150,15 +150,17 @@ impl Store {
         if jobs.is_empty() {
             return Ok((next, 0));
         }
-        let lives = jobs.iter().map(|(_, key)| {
-            let mut command = redis::cmd("PTTL");
-            command.arg(key);
-            command
+        // The hint is looked for before the job: a job that ends in between has a TTL, and one that has none had no hint before.
+        let looks = jobs.iter().flat_map(|(identity, key)| {
+            let (mut hint, mut life) = (redis::cmd("ZSCORE"), redis::cmd("PTTL"));
+            hint.arg(self.inner.keys.due(identity.shard())).arg(identity.to_string());
+            life.arg(key);
+            [hint, life]
         });
-        let lives = self.commands(lives.collect()).await?;
-        let open = jobs.iter().zip(&lives).filter(|(_, life)| matches!(life, Value::Int(-1)));
+        let looks = self.commands(looks.collect()).await?;
+        let missing = jobs.iter().zip(looks.chunks(2)).filter(|(_, look)| matches!(look, [Value::Nil, Value::Int(-1)]));
         let now_ms = self.now_ms();
-        let repair: Vec<redis::Cmd> = open
+        let repair: Vec<redis::Cmd> = missing
             .map(|((identity, _), _)| {
                 let mut command = redis::cmd("ZADD");
                 command.arg(self.inner.keys.due(identity.shard())).arg("NX").arg(now_ms).arg(identity.to_string());
@@ -365,5 +367,31 @@ mod tests {
         }
         assert_eq!(due_ms(&fixture, jobs[3].identity()).await, kept, "a hint that is there stays");
         assert_eq!(repair(&fixture).await, 0);
+    }
+
+    #[tokio::test]
+    async fn a_job_that_ends_during_the_slow_scan_is_not_taken_for_one_without_a_hint() {
+        const JOBS: usize = 400;
+        let fixture = Fixture::start().await;
+        let input = Payload::default();
+        let mut jobs = Vec::new();
+        for n in 0..JOBS {
+            jobs.push(fixture.submit(&n.to_string(), AttemptToken::random(), &input, Begin::Pending).await);
+        }
+        let ending = async {
+            for (n, job) in jobs.iter().enumerate() {
+                fixture.store.cancel_job(*job, &format!("request-{n}"), CancelMode::Force, "ada", "").await.unwrap();
+                unhint(&fixture, job.identity()).await;
+            }
+        };
+        let scanning = async {
+            let mut repaired = 0;
+            for _ in 0..JOBS / 4 {
+                repaired += repair(&fixture).await;
+            }
+            repaired
+        };
+        let ((), repaired) = tokio::join!(ending, scanning);
+        assert_eq!(repaired, 0);
     }
 }

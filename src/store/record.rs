@@ -3,15 +3,14 @@
 //! Only Lua packs it (`lua/prelude.lua` names the same positions); Rust only reads it. The order of the fields below *is* the
 //! layout; the `tidy` test compares it with the prelude and with `docs/PROTOCOL.md`.
 
-use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_bytes::ByteBuf;
 
-use crate::attempt::{Attempt, AttemptToken};
+use crate::attempt::{Attempt, AttemptState, AttemptToken};
 use crate::error::StoreError;
-use crate::job::{Body, Event, Job, JobId, Payload, Rules};
+use crate::job::{Body, Class, Event, Job, JobId, JobState, Payload, Rules};
 
 /// The schema that this version reads and writes.
 pub(crate) const SCHEMA: u64 = 1;
@@ -24,8 +23,8 @@ struct Record {
     fingerprint: ByteBuf,
     owner: ByteBuf,
     route: ByteBuf,
-    class: ByteBuf,
-    state: ByteBuf,
+    class: u8,
+    state: u8,
     version: u64,
     revision: u64,
     created_ms: u64,
@@ -66,7 +65,7 @@ struct Policy {
 
 #[derive(Deserialize)]
 struct Row {
-    state: ByteBuf,
+    state: u8,
     token: ByteBuf,
     provider: ByteBuf,
     gateway: ByteBuf,
@@ -110,8 +109,8 @@ pub(crate) fn unpack(packed: &[u8]) -> Result<Job, StoreError> {
         fingerprint: bytes("fingerprint", &record.fingerprint)?,
         owner: text("owner", record.owner)?,
         route: text("route", record.route)?,
-        class: word("class", record.class)?,
-        state: word("state", record.state)?,
+        class: word("class", &Class::ALL, record.class)?,
+        state: word("state", &JobState::ALL, record.state)?,
         version: record.version,
         revision: record.revision,
         created_ms: record.created_ms,
@@ -155,7 +154,7 @@ impl Times {
 fn attempt(times: Times, number: u32, row: Row) -> Result<Attempt, StoreError> {
     Ok(Attempt {
         number,
-        state: word("attempt.state", row.state)?,
+        state: word("attempt.state", &AttemptState::ALL, row.state)?,
         token: AttemptToken::from_bytes(bytes("attempt.token", &row.token)?),
         provider: text("attempt.provider", row.provider)?,
         gateway: text("attempt.gateway", row.gateway)?,
@@ -203,9 +202,8 @@ fn text(name: &'static str, value: ByteBuf) -> Result<String, StoreError> {
     String::from_utf8(value.into_vec()).map_err(|error| field(name, error))
 }
 
-fn word<W: FromStr>(name: &'static str, value: ByteBuf) -> Result<W, StoreError>
-where
-    W::Err: std::fmt::Display,
-{
-    text(name, value)?.parse().map_err(|error| field(name, error))
+/// A record keeps a word as its place, from 1.
+fn word<W: Copy>(name: &'static str, words: &[W], place: u8) -> Result<W, StoreError> {
+    let word = usize::from(place).checked_sub(1).and_then(|place| words.get(place));
+    word.copied().ok_or_else(|| field(name, format!("there is no word {place} of {}", words.len())))
 }

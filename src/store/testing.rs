@@ -3,7 +3,7 @@
 use redis::FromRedisValue;
 
 use crate::attempt::AttemptToken;
-use crate::fingerprint::{digest, sha256};
+use crate::fingerprint::{digest, second_half, sha256};
 use crate::job::{Class, Identity, JobId, Owner, Payload, Rules};
 use crate::store::{Begin, Store, StoreOptions, SubmitJob, Submitted};
 
@@ -50,8 +50,8 @@ impl Fixture {
     pub(crate) async fn submit(&self, key: &str, token: AttemptToken, input: &Payload, begin: Begin<'_>) -> JobId {
         let submit = SubmitJob {
             id: JobId::new(1_795_000_000_000, self.identity(key)),
-            digest: digest("shop", key),
-            fingerprint: sha256(key.as_bytes()),
+            digest: second_half(&digest("shop", key)),
+            fingerprint: second_half(&sha256(key.as_bytes())),
             owner: &Owner::new("shop").expect("an owner"),
             route: "print",
             class: Class::Exclusive,

@@ -176,8 +176,8 @@ async fn replies_echo_script_and_caller() {
         let list: &[&[u8]] = match script {
             Script::SubmitJob => &[
                 job,
-                &[1; 32],
-                &[2; 32],
+                &[1; 16],
+                &[2; 16],
                 b"shop",
                 b"print",
                 b"exclusive",

@@ -173,7 +173,7 @@ pub async fn refusals(redis: &Redis) -> Vec<Scene> {
     let same = given.submission.by_another();
     scene("submit gone", given, Call::Submit(same));
     let given = redis.given_running().await;
-    given.rewrite("record[P.digest] = string.rep('x', 32)").await;
+    given.rewrite("record[P.digest] = string.rep('x', 16)").await;
     let same = given.submission.by_another();
     scene("submit collision", given, Call::Submit(same));
 

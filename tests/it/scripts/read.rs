@@ -62,7 +62,7 @@ async fn a_person_can_read_a_job_with_many_attempts() {
     const ATTEMPTS: usize = 500;
     let redis = Redis::start().await;
     let given = redis.given_unknown().await;
-    given.rewrite("for number = 2, 500 do record[P.attempts][number] = record[P.attempts][1] end").await;
+    given.rewrite("for number = 2, 500 do record[P.attempts][number] = { unpack(record[P.attempts][1]) } end").await;
     let reply = redis.eval(Script::ReadJob, &given.key(), &[b"names"]).await.unwrap();
     let last = format!("attempt.{ATTEMPTS}.state");
     assert!(reply.iter().any(|word| word == last.as_bytes()), "{} words", reply.len());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use onejob::attempt::{AttemptToken, FinishOutcome, ResolveOutcome};
 use onejob::error::StoreError;
-use onejob::fingerprint::{digest, sha256};
+use onejob::fingerprint::{digest, second_half, sha256};
 use onejob::job::{Body, Class, Identity, JobId, Owner, Payload, Rules};
 use onejob::store::{
     Begin, BeginAttempt, Begun, CancelMode, Canceled, Extended, FinishAttempt, Finished, Follow, Marked, Read, Reopened,
@@ -105,8 +105,8 @@ impl Submission {
     async fn send(&self, store: &Store) -> Result<Submitted, StoreError> {
         let submit = SubmitJob {
             id: self.id(),
-            digest: digest(self.owner.as_str(), &self.key),
-            fingerprint: sha256(self.request.as_bytes()),
+            digest: second_half(&digest(self.owner.as_str(), &self.key)),
+            fingerprint: second_half(&sha256(self.request.as_bytes())),
             owner: &self.owner,
             route: self.route,
             class: self.class,

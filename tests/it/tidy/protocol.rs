@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use onejob::attempt::AttemptState;
-use onejob::job::JobState;
+use onejob::job::{Class, JobState};
 
 use super::{Script, documented, entries, none, positions, read, root, scripts, without_comments};
 
@@ -189,6 +189,22 @@ fn the_record_has_the_same_fields_in_lua_in_rust_and_in_the_protocol() {
             None => listed(begin),
         };
         assert_eq!(in_lua, in_protocol, "lua/prelude.lua {table_name}, docs/PROTOCOL.md {begin}");
+    }
+}
+
+#[test]
+fn a_record_keeps_words_by_the_same_places_in_lua_in_rust_and_in_the_protocol() {
+    let (prelude, protocol) = (read(&root().join("lua/prelude.lua")), protocol());
+    let lists: [(&str, &str, Vec<&str>); 3] = [
+        ("CLASSES", "Classes", Class::ALL.map(Class::as_str).to_vec()),
+        ("JOB_STATES", "Job states", JobState::ALL.map(JobState::as_str).to_vec()),
+        ("ATTEMPT_STATES", "Attempt states", AttemptState::ALL.map(AttemptState::as_str).to_vec()),
+    ];
+    for (in_lua, in_protocol, words) in lists {
+        let list = between(&prelude, &format!("\nlocal {in_lua} = {{"), "}\n");
+        let listed: Vec<_> = list.split('\'').skip(1).step_by(2).collect();
+        assert_eq!(listed, words, "lua/prelude.lua {in_lua}");
+        assert_eq!(ticked(between(&protocol, &format!("\n{in_protocol}: "), ".\n")), words, "docs/PROTOCOL.md {in_protocol}");
     }
 }
 
