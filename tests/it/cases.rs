@@ -191,7 +191,7 @@ async fn a_success_once_told_is_never_followed_by_canceled() {
 /// One race, and how its job ended.
 async fn cancel_and_succeed(redis: &Redis, round: usize) -> JobState {
     let given = redis.given_running().await;
-    let mode = if round % 2 == 0 { CancelMode::Force } else { CancelMode::Graceful };
+    let mode = if round.is_multiple_of(2) { CancelMode::Force } else { CancelMode::Graceful };
     let (canceled, finished) = match round % 4 / 2 + round % 3 {
         0 => {
             let canceled = given.cancel(mode).await;
