@@ -9,7 +9,7 @@ local SCHEMA = 1
 local EVENTS_MAX = 32     -- the last events off the happy path that a record keeps
 local REQUESTS_MAX = 16   -- the last requests that a record remembers
 local ABORTED_MAX = 8     -- attempts that touched no provider, beyond the route's own attempts
-local ATTEMPTS_MAX = 4294967295   -- readers count a route's attempts in 32 bits
+local ATTEMPTS_MAX = 1000   -- attempts of one job that touch a provider, all its reopenings together: a record stays small
 
 -- The record of a job.
 local P = {

@@ -14,7 +14,7 @@ ARGV
   [2] request_id   text, new for each request
   [3] actor        text, who reopens
   [4] reason       text, why
-  [5] attempts     how many more, 1 or more; with those made, at most 4294967295
+  [5] attempts     how many more, 1 or more; with those made, at most 1000
   [6] deadline_ms  from now; 0 for none
 REPLY { status, script, request_id, detail… }
   reopened, version   the job is pending again

@@ -18,8 +18,8 @@ ARGV
   [5] route             text
   [6] class             "exclusive" or "race"
   [7] deadline_ms       from now; 0 for none
-  [8] attempts_max      1 to 4294967295
-  [9] race_max          1 to 4294967295
+  [8] attempts_max      1 to 1000
+  [9] race_max          1 to 1000
   [10] race_after_ms    how long an attempt runs before another may begin
   [11] key_life_ms      from the end of the job, 1 or more
   [12] retention_ms     from the end of the job, at most key_life_ms

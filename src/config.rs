@@ -623,7 +623,7 @@ pub struct Route {
     /// The delay before the first repetition at the same provider; doubles, with jitter.
     #[serde(with = "humantime_serde")]
     pub backoff: Duration,
-    /// Request headers that a proxied request passes on, beside content type and accept.
+    /// Request headers that a proxied request passes on, beside content type, content encoding and accept.
     pub forward_headers: Vec<String>,
 }
 

@@ -43,6 +43,9 @@ use attempts::{Running, Work};
 use timers::Timers;
 use waiters::Waiters;
 
+/// Hints of duplicates that are taken away side by side.
+const FORGETTING_MAX: usize = 256;
+
 /// The runtime. Cheap to clone; all clones are one.
 #[derive(Clone)]
 pub struct Runtime {
@@ -58,6 +61,8 @@ struct Inner {
     providers: BTreeMap<String, Arc<Lane>>,
     jobs: Arc<Semaphore>,
     pending: AtomicUsize,
+    /// Places for taking away hints that nobody needs.
+    forgetting: Arc<Semaphore>,
     in_hand: AtomicUsize,
     running: Mutex<HashMap<AttemptToken, Arc<Running>>>,
     timers: Timers,
@@ -112,6 +117,7 @@ impl Runtime {
             routes: routes.into_iter().map(|route| (route.name.clone(), Arc::new(route))).collect(),
             providers,
             pending: AtomicUsize::new(0),
+            forgetting: Arc::new(Semaphore::new(FORGETTING_MAX)),
             in_hand: AtomicUsize::new(0),
             running: Mutex::new(HashMap::new()),
             timers,

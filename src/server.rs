@@ -48,6 +48,7 @@ use crate::config;
 use crate::metrics;
 use crate::runtime::Runtime;
 
+mod answer;
 mod attempts;
 mod auth;
 mod body;
@@ -71,10 +72,23 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Bytes of request bodies that are held at once, unless the options say otherwise; or four bodies of the largest size, if that
 /// is more.
 const BODIES_BYTES_MAX: usize = 256 << 20;
+/// Bytes of large stored answers that are held at once, unless the options say otherwise.
+const ANSWERS_BYTES_MAX: usize = 512 << 20;
+/// How long a stored answer waits for its share of the memory for answers, unless the options say otherwise.
+const ANSWER_ROOM_WAIT: Duration = Duration::from_secs(10);
+/// Changes at once that go on though their client goes away, unless the options say otherwise.
+const DETACHED_MAX: usize = 16_384;
 /// Requests at once on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 100;
-/// How long a client may take to read its answer once nothing else happens on its connection.
+/// Requests of one HTTP/2 connection that were taken back before anybody looked at them; with one more it ends.
+const STREAMS_RESET_MAX: usize = 20;
+/// Requests of one HTTP/2 connection that broke the protocol and were reset by us; with one more it ends.
+const STREAMS_FAULTY_MAX: usize = 100;
+/// How long a client may take to read its answer once nothing else happens on its connection, unless the options say otherwise.
 const ANSWER_READ_MAX: Duration = Duration::from_secs(300);
+/// How long a connection lives that is never idle, unless the options say otherwise: beside answers that are read there may be
+/// others that nobody reads.
+const CONNECTION_AGE_MAX: Duration = Duration::from_secs(3600);
 /// How long requests have to be answered once the gateway stops. Waits end at once.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 /// How often the recorder of metrics is read though nobody scrapes.
@@ -93,6 +107,14 @@ pub struct ServerOptions {
     pub body_bytes_max: usize,
     /// Most bytes of request bodies held at once, all requests together, until their jobs are claimed. Beyond: 503.
     pub bodies_bytes_max: usize,
+    /// Most bytes of stored answers larger than a record holds, all requests together, until their clients have taken them. Beyond
+    /// they wait.
+    pub answers_bytes_max: usize,
+    /// How long they wait. Beyond: 503.
+    pub answer_room_wait: Duration,
+    /// Most changes at once: submits until their claim, cancels, attempts from outside. Each goes on though its client goes away.
+    /// Beyond: 503.
+    pub detached_max: usize,
     /// Largest request head.
     pub head_bytes_max: usize,
     /// Most header lines of a request.
@@ -103,6 +125,10 @@ pub struct ServerOptions {
     pub head_timeout: Duration,
     /// How long a client may take for a request's body.
     pub body_timeout: Duration,
+    /// How long a client may take to read its last answers, once nothing else happens on its connection.
+    pub answer_read_max: Duration,
+    /// How long a connection lives; then it is told to close, and its requests in flight are still answered.
+    pub connection_age_max: Duration,
     /// The longest `Prefer: wait`.
     pub wait_max: Duration,
     /// How long `/proxy` waits for a result before 504.
@@ -111,7 +137,8 @@ pub struct ServerOptions {
     pub conflict: ConflictStatus,
     /// Origins that browsers may call from.
     pub cors_origins: Vec<String>,
-    /// By route: request headers that a proxied request passes on, beside content type and `accept`. Never a credential.
+    /// By route: request headers that a proxied request passes on, beside content type, content encoding and `accept`. Never a
+    /// credential.
     pub forward_headers: BTreeMap<String, Vec<String>>,
     /// Renders `/metrics`.
     pub metrics: Option<RenderMetrics>,
@@ -144,11 +171,16 @@ impl ServerOptions {
             owners,
             body_bytes_max: server.body_bytes_max,
             bodies_bytes_max: BODIES_BYTES_MAX.max(server.body_bytes_max.saturating_mul(4)),
+            answers_bytes_max: ANSWERS_BYTES_MAX,
+            answer_room_wait: ANSWER_ROOM_WAIT,
+            detached_max: DETACHED_MAX,
             head_bytes_max: server.head_bytes_max,
             headers_max: server.headers_max,
             connections_max: server.connections_max,
             head_timeout: server.head_timeout,
             body_timeout: server.body_timeout,
+            answer_read_max: ANSWER_READ_MAX,
+            connection_age_max: CONNECTION_AGE_MAX,
             wait_max: server.wait_max,
             proxy_wait: server.proxy_wait,
             conflict: if server.conflict_status == 422 { ConflictStatus::UnprocessableContent } else { ConflictStatus::Conflict },
@@ -172,6 +204,10 @@ pub(crate) struct App {
     pub(crate) stopping: CancellationToken,
     /// The memory for request bodies, in steps of [`body::BODY_STEP_BYTES`].
     pub(crate) bodies: Arc<Semaphore>,
+    /// The memory for stored answers, in steps of [`answer::ANSWER_STEP_BYTES`].
+    pub(crate) answers: Arc<Semaphore>,
+    /// Places for changes.
+    detached: Arc<Semaphore>,
     pub(crate) openapi: String,
     /// Connections and detached work. Joined when the gateway stops.
     tasks: TaskTracker,
@@ -179,7 +215,20 @@ pub(crate) struct App {
 
 impl App {
     /// Runs something to its end, whether or not the client stays for the answer.
+    ///
+    /// # Errors
+    /// Too much runs already: nothing was begun. It panicked.
     pub(crate) async fn detached<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Result<T, Problem> {
+        let Ok(place) = Arc::clone(&self.detached).try_acquire_owned() else {
+            let limit = self.options.detached_max;
+            let detail = format!("{limit} changes are under way, the limit of this gateway; nothing happened");
+            return Err(Problem::new(Kind::Overloaded, detail).member("limit", limit));
+        };
+        let work = async move {
+            let done = work.await;
+            drop(place);
+            done
+        };
         self.tasks.spawn(work).await.map_err(|error| {
             tracing::error!(%error, "a request's work broke");
             Problem::new(Kind::Internal, "something broke here; the same request again may tell what came of it")
@@ -213,11 +262,15 @@ impl Gateway {
         let listener = socket.listen(BACKLOG)?;
         let addr = listener.local_addr()?;
         let bodies = options.bodies_bytes_max.div_ceil(body::BODY_STEP_BYTES);
+        let answers = options.answers_bytes_max.div_ceil(answer::ANSWER_STEP_BYTES).min(Semaphore::MAX_PERMITS);
+        let detached = Arc::new(Semaphore::new(options.detached_max.min(Semaphore::MAX_PERMITS)));
         let app = Arc::new(App {
             runtime,
             options,
             stopping: CancellationToken::new(),
             bodies: Arc::new(Semaphore::new(bodies.min(Semaphore::MAX_PERMITS))),
+            answers: Arc::new(Semaphore::new(answers)),
+            detached,
             openapi: openapi(),
             tasks: TaskTracker::new(),
         });
@@ -361,6 +414,8 @@ async fn connection(stream: TcpStream, app: Arc<App>, router: Router, cut: Cance
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)
+        .max_pending_accept_reset_streams(STREAMS_RESET_MAX)
+        .max_local_error_reset_streams(STREAMS_FAULTY_MAX)
         .max_header_list_size(u32::try_from(head_bytes).unwrap_or(u32::MAX))
         .keep_alive_interval(options.head_timeout)
         .keep_alive_timeout(options.head_timeout);
@@ -368,11 +423,13 @@ async fn connection(stream: TcpStream, app: Arc<App>, router: Router, cut: Cance
     // The library's own timer begins with the first byte of a head; this also ends who sends nothing, or half a preface.
     let idle_max = options.head_timeout;
     let mut look_in = idle_max;
+    let mut old = pin!(tokio::time::sleep(options.connection_age_max));
     loop {
         tokio::select! {
             // What a client does to its connection is its own affair.
             _ = connection.as_mut() => return,
             () = app.stopping.cancelled() => break,
+            () = old.as_mut() => break,
             () = tokio::time::sleep(look_in) => match activity.idle() {
                 Some(idle) if idle >= idle_max => break,
                 Some(idle) => look_in = idle_max - idle,
@@ -384,7 +441,7 @@ async fn connection(stream: TcpStream, app: Arc<App>, router: Router, cut: Cance
     tokio::select! {
         _ = connection => {}
         () = cut.cancelled() => {}
-        () = tokio::time::sleep(ANSWER_READ_MAX) => {}
+        () = tokio::time::sleep(options.answer_read_max) => {}
     }
 }
 

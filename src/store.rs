@@ -36,7 +36,7 @@ mod testing;
 mod transitions;
 mod wake;
 
-pub(crate) use blobs::Keep;
+pub(crate) use blobs::{Keep, bytes_life};
 pub use calls::*;
 pub use check::{Checked, RedisFacts};
 pub use hints::Hint;

@@ -320,7 +320,15 @@ impl Checker<'_> {
         self.time("runtime.drain", drain, Duration::ZERO);
         self.time("runtime.pause_max", pause_max, DURATION_MIN);
         self.time("runtime.clock_step_max", clock_step_max, Duration::ZERO);
-        self.time("runtime.blob_grace", document.runtime.blob_grace, BLOB_GRACE_MIN);
+        let blob_grace = document.runtime.blob_grace;
+        self.time("runtime.blob_grace", blob_grace, BLOB_GRACE_MIN);
+        // Whoever finds a job whose gateway died right after its claim finds it a lease later.
+        let grace_min = lease.saturating_mul(2).saturating_add(sweep);
+        if blob_grace >= BLOB_GRACE_MIN && blob_grace < grace_min {
+            let what = "the input of a job whose gateway died would be gone before another one looks at it";
+            let hint = format!("set {} (twice runtime.lease, and runtime.sweep) or more", shown(grace_min));
+            self.refuse("runtime.blob_grace", Some(&shown(blob_grace)), what.to_owned(), hint);
+        }
         self.number("runtime.jobs_max", jobs_max, 1, AT_ONCE_MAX);
         self.number("runtime.result_bytes_max", document.runtime.result_bytes_max, 1, BODY_BYTES_MAX);
         self.number("runtime.blob_bytes_min", document.runtime.blob_bytes_min, 1, BLOB_THRESHOLD_BYTES_MAX);

@@ -408,3 +408,33 @@ fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ledger_keeps_the_last_entries_and_the_totals_of_all() {
+        let shared = Shared::new(&SimulatedOptions::default(), Behaviour::default());
+        let entry = Entry {
+            sequence: 0,
+            at_ms: 0,
+            job_id: String::new(),
+            attempt: String::new(),
+            idempotency_key: String::new(),
+            method: String::new(),
+            path: String::new(),
+            body_sha256: String::new(),
+            behaviour: String::new(),
+            accepted: false,
+            executed: false,
+            answered: false,
+        };
+        for _ in 0..LEDGER_ENTRIES_MAX + 5 {
+            shared.enter(entry.clone());
+        }
+        let ledger = shared.ledger(None);
+        assert_eq!((ledger.entries.len(), ledger.dropped), (LEDGER_ENTRIES_MAX, 5));
+        assert_eq!((ledger.received, ledger.entries[0].sequence), (LEDGER_ENTRIES_MAX as u64 + 5, 6));
+    }
+}

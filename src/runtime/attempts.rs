@@ -13,7 +13,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::attempt::{AttemptState, AttemptToken, FinishOutcome};
 use crate::error::StoreError;
-use crate::job::{Class, JobId, Payload};
+use crate::job::{Body, Class, JobId, Payload};
 use crate::metrics;
 use crate::policy::{FailoverOn, Try};
 use crate::provider::{Call, Fence, Outcome, Rendered, Request, boottime_ms};
@@ -21,7 +21,9 @@ use crate::runtime::sweeper;
 use crate::runtime::timers::Timer;
 use crate::runtime::verdict::{Verdict, conclude, try_store};
 use crate::runtime::{Inner, Lane, Route, millis};
-use crate::store::{Begin, BeginAttempt, Begun, Extended, FinishAttempt, Finished, Follow, Read, Store, SubmitJob, WriteAhead};
+use crate::store::{
+    Begin, BeginAttempt, Begun, Extended, FinishAttempt, Finished, Follow, Read, Store, SubmitJob, WriteAhead, bytes_life,
+};
 
 /// The first pause before a call to the store is made again; doubles up to [`STORE_PAUSE_MAX`].
 pub(super) const STORE_PAUSE: Duration = Duration::from_millis(50);
@@ -41,6 +43,8 @@ pub(crate) struct Work {
     pub(crate) job: JobId,
     pub(crate) route: Arc<Route>,
     pub(crate) request: Arc<Request>,
+    /// Where the request's body is kept.
+    pub(crate) input: Body,
     pub(crate) traceparent: Option<String>,
     /// What was tried, in order.
     pub(crate) tries: Vec<Try>,
@@ -64,7 +68,10 @@ pub(crate) struct Running {
     pub(super) hint_ms: Option<u64>,
     /// When its retained bytes are to be stripped, from the end of the job; 0 for never.
     pub(super) strip_after_ms: u64,
-    pub(super) key_life: Duration,
+    /// Where the job's input is kept.
+    pub(super) input: Body,
+    /// How long input and result are kept from the end of the job.
+    pub(super) bytes_life: Duration,
 }
 
 /// Room for one attempt: among our jobs, and at its provider.
@@ -106,7 +113,8 @@ impl Running {
             sequence: AtomicU64::new(0),
             hint_ms,
             strip_after_ms: if rules.retention_ms < rules.key_life_ms { rules.retention_ms } else { 0 },
-            key_life: Duration::from_millis(rules.key_life_ms),
+            input: work.input.clone(),
+            bytes_life: bytes_life(rules),
         });
         runtime.running().insert(token, Arc::clone(&attempt));
         attempt
@@ -152,9 +160,12 @@ impl Inner {
     }
 
     /// A submit whose reply was lost: finds out whether the claim was made, and if so, gives its attempt back unsent.
-    pub(crate) fn settle_claim(self: &Arc<Self>, submit: &SubmitJob<'_>) {
+    ///
+    /// `held` is what the job would have taken here: as many claims can be settled at once as there is room for jobs.
+    pub(crate) fn settle_claim(self: &Arc<Self>, submit: &SubmitJob<'_>, held: (Option<Room>, Option<Pending>)) {
         let (runtime, identity, token) = (Arc::clone(self), submit.id.identity(), submit.token);
         self.work.spawn(async move {
+            let held = held;
             // The claim may still arrive; by the end of its lease the sweeper would find it anyway, as unknown.
             let until = Instant::now() + runtime.options.lease;
             let mut pause = STORE_PAUSE;
@@ -162,6 +173,7 @@ impl Inner {
                 if let Ok(Read::Found(job)) = runtime.store.read_job(identity).await {
                     let ours = job.attempts.first().is_some_and(|attempt| attempt.token == token);
                     if !ours || give_back(&runtime, job.id, 1, token, "claim not confirmed").await.is_ok() {
+                        drop(held);
                         // Without a holder it goes on at once, here or elsewhere.
                         sweeper::look_soon(Arc::clone(&runtime), identity).await;
                         return;
@@ -296,15 +308,11 @@ pub(crate) async fn race(runtime: Arc<Inner>, beside: Weak<Running>, work: Work)
 pub(crate) struct Pending(Arc<Inner>);
 
 impl Pending {
-    fn count(runtime: &Arc<Inner>) -> Self {
-        runtime.pending.fetch_add(1, Ordering::Relaxed);
-        Pending(Arc::clone(runtime))
-    }
-
-    /// A place to wait for room, if not too many wait already: a waiting job holds its request in memory.
+    /// A place to wait for room or for a moment, if not too many wait already: a waiting job holds its request in memory.
     pub(crate) fn try_count(runtime: &Arc<Inner>) -> Option<Self> {
-        let pending = Pending::count(runtime);
-        (runtime.pending.load(Ordering::Relaxed) <= runtime.options.jobs_max).then_some(pending)
+        let others = runtime.pending.fetch_add(1, Ordering::Relaxed);
+        let pending = Pending(Arc::clone(runtime));
+        (others < runtime.options.jobs_max).then_some(pending)
     }
 }
 
@@ -327,7 +335,8 @@ async fn begin_next(
     delay: Duration,
     holder: Option<AttemptToken>,
 ) -> Option<(Arc<Running>, Rendered, Room)> {
-    let _pending = Pending::count(runtime);
+    // Beyond the limit the job is left to whoever has room, a lease after its time has come.
+    let _pending = Pending::try_count(runtime)?;
     let lane = lane_of(runtime, work, place)?;
     if !delay.is_zero() {
         tokio::select! {

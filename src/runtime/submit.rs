@@ -95,12 +95,20 @@ impl Runtime {
         };
         // The lease clock starts before the first send of the call that grants it.
         let lease_from_ms = boottime_ms();
-        let (id, created_ms, first_state) = match self.claim(&submit).await? {
-            Claimed::Created { id, created_ms, first } => (id, created_ms, first),
-            Claimed::There(receipt) => {
+        let (id, created_ms, first_state) = match self.claim(&submit).await {
+            Ok(Claimed::Created { id, created_ms, first }) => (id, created_ms, first),
+            Ok(Claimed::There(receipt)) => {
                 inner.forget_hint(&receipt.job, hint_ms);
                 return Ok(receipt);
             }
+            Err(error @ SubmitError::Store(StoreError::Ambiguous { .. })) => {
+                // What it would have taken is taken until its fate is known; without any of it nobody here holds the job.
+                if room.is_some() || waits.is_some() {
+                    inner.settle_claim(&submit, (room, waits));
+                }
+                return Err(error);
+            }
+            Err(error) => return Err(error),
         };
         let begins = matches!(submit.begin, Begin::Running { .. });
         if begins && first_state != Some(AttemptState::Running) {
@@ -118,6 +126,7 @@ impl Runtime {
                 job: id,
                 route,
                 request: Arc::new(request),
+                input: input.body.clone(),
                 traceparent,
                 tries: Vec::new(),
                 deadline,
@@ -147,11 +156,11 @@ impl Runtime {
             Ok(Submitted::Conflict { id }) => Err(SubmitError::Conflict(id)),
             Ok(Submitted::Gone(gone)) => Err(SubmitError::Gone(gone)),
             Ok(Submitted::Collision) => Err(SubmitError::Collision),
-            Err(error @ StoreError::Ambiguous { .. }) => {
-                self.inner.settle_claim(submit);
-                Err(error.into())
-            }
-            Err(error @ StoreError::NotExecuted { code: Refusal::Connect, .. }) => Err(error.into()),
+            Err(
+                error @ (StoreError::Ambiguous { .. }
+                | StoreError::NotExecuted { code: Refusal::Connect, .. }
+                | StoreError::Fatal { .. }),
+            ) => Err(error.into()),
             // Out of memory or of replicas: a duplicate still gets its answer, only a new job is refused.
             Err(error @ StoreError::NotExecuted { .. }) => match self.inner.store.read_job(submit.id.identity()).await {
                 Ok(Read::Found(job)) if job.digest != submit.digest => Err(SubmitError::Collision),
@@ -160,7 +169,6 @@ impl Runtime {
                 Ok(Read::Gone(gone)) => Err(SubmitError::Gone(gone)),
                 Ok(Read::NotFound) | Err(_) => Err(error.into()),
             },
-            Err(error @ StoreError::Fatal { .. }) => Err(error.into()),
         }
     }
 
@@ -209,12 +217,16 @@ impl Inner {
 
     /// A duplicate of an ended job has left a hint that nobody needs; the sweeper would take it, but many of them would crowd it.
     fn forget_hint(self: &Arc<Self>, job: &Job, at_ms: u64) {
-        if job.is_ended() {
-            let (runtime, hint) = (Arc::clone(self), Hint { identity: job.id.identity(), at_ms });
-            self.work.spawn(async move {
-                let _ = runtime.store.move_due(hint, 0).await;
-            });
+        if !job.is_ended() {
+            return;
         }
+        // More than the limit only while the store is slow; then the sweeper takes them.
+        let Ok(place) = Arc::clone(&self.forgetting).try_acquire_owned() else { return };
+        let (runtime, hint) = (Arc::clone(self), Hint { identity: job.id.identity(), at_ms });
+        self.work.spawn(async move {
+            let _ = runtime.store.move_due(hint, 0).await;
+            drop(place);
+        });
     }
 }
 

@@ -273,6 +273,7 @@ async fn adopt(runtime: &Arc<Inner>, job: &Job) -> Result<u64, StoreError> {
         job: job.id,
         route: Arc::clone(route),
         request: Arc::new(Request::from_head(&job.input.head, body)),
+        input: job.input.body.clone(),
         traceparent: None,
         tries,
         deadline: remaining.map(|remaining| Instant::now() + remaining),

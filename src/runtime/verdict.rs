@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::attempt::{AttemptState, FinishOutcome};
 use crate::error::StoreError;
-use crate::job::JobState;
+use crate::job::{Body, JobState};
 use crate::metrics;
 use crate::policy::{self, FailoverOn, GateSaid, Next, Try};
 use crate::provider::{Outcome, Response};
@@ -17,6 +17,11 @@ use crate::runtime::attempts::{Running, STORE_PAUSE, STORE_PAUSE_MAX, Work};
 use crate::runtime::sweeper;
 use crate::runtime::{Inner, millis};
 use crate::store::{FinishAttempt, Finished, Follow, Hint, Keep};
+
+/// Longest reason that is taken from an adapter, in characters: it stands in the record, in the log, and is shown on one line.
+const REASON_CHARS_MAX: usize = 500;
+/// Longest remote id or model that is believed, in bytes. A longer one is left out: a part of a name is another name.
+const NAME_BYTES_MAX: usize = 512;
 
 /// What an outcome means for the record.
 pub(super) struct Verdict {
@@ -67,14 +72,6 @@ pub(super) async fn conclude(
             }
             verdict.next
         }
-        Finished::Recorded { job } if job.is_ended() => {
-            if let Some(at_ms) = attempt.hint_ms {
-                let hint = Hint { identity: attempt.job.identity(), at_ms };
-                // Left standing it would only cost the sweeper a look.
-                let _ = runtime.store.move_due(hint, attempt.strip_at_ms(&runtime.store).unwrap_or(0)).await;
-            }
-            None
-        }
         Finished::Won { .. }
         | Finished::Recorded { .. }
         | Finished::Repeated { .. }
@@ -84,7 +81,7 @@ pub(super) async fn conclude(
 }
 
 fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome) -> Verdict {
-    let (failure, retry_after, mut verdict) = match outcome {
+    let (failure, retry_after, mut verdict) = match fit(outcome) {
         Outcome::Succeeded { response, remote_id, model } => {
             return Verdict {
                 response: Some(response),
@@ -133,6 +130,36 @@ fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome) 
         }
     }
     verdict
+}
+
+/// What an adapter says of itself, fit for the record and the log.
+fn fit(outcome: Outcome) -> Outcome {
+    match outcome {
+        Outcome::Succeeded { response, remote_id, model } => Outcome::Succeeded {
+            response,
+            remote_id: remote_id.filter(|name| is_name(name)),
+            model: model.filter(|name| is_name(name)),
+        },
+        Outcome::Rejected { reason, response, retry_after } => {
+            Outcome::Rejected { reason: one_line(&reason), response, retry_after }
+        }
+        Outcome::NotSent { reason } => Outcome::NotSent { reason: one_line(&reason) },
+        Outcome::InvalidOutput { reason } => Outcome::InvalidOutput { reason: one_line(&reason) },
+        Outcome::Unknown { reason } => Outcome::Unknown { reason: one_line(&reason) },
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    name.len() <= NAME_BYTES_MAX && !name.chars().any(char::is_control)
+}
+
+fn one_line(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    let mut line: String = text.chars().take(REASON_CHARS_MAX).map(shown).collect();
+    if text.chars().nth(REASON_CHARS_MAX).is_some() {
+        line.push('…');
+    }
+    line
 }
 
 /// Stores how an attempt ended, again and again until the store has it or the process must stop.
@@ -184,6 +211,7 @@ impl Drop for InHand<'_> {
 pub(super) async fn try_store(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdict) -> Result<Finished, StoreError> {
     let identity = attempt.job.identity();
     let result = runtime.payload(identity, verdict.response.as_ref()).await?;
+    let has_blobs = [&attempt.input, &result.body].iter().any(|body| matches!(body, Body::Blob { .. }));
     let finish = FinishAttempt {
         job: attempt.job,
         number: attempt.number,
@@ -194,17 +222,35 @@ pub(super) async fn try_store(runtime: &Arc<Inner>, attempt: &Running, verdict: 
         remote_id: &verdict.remote_id,
         model: &verdict.model,
         follow: verdict.follow,
-        hint_ms: attempt.hint_ms,
+        // Until the blobs of an ended job are seen to, the hint must stand, or nobody would look at the job again.
+        hint_ms: attempt.hint_ms.filter(|_| !has_blobs),
         strip_at_ms: attempt.strip_at_ms(&runtime.store),
     };
     let finished = runtime.store.finish_attempt(&finish).await?;
-    if matches!(finished, Finished::Won { .. }) {
-        let kept = runtime.store.keep_blobs(identity, &[&result.body], Keep::For(attempt.key_life)).await;
-        if let Err(error) = kept {
-            tracing::warn!(job = %attempt.job, %error, "the result's blob is left to the sweeper");
-        }
+    let ends = match finished {
+        Finished::Won { .. } => has_blobs,
+        Finished::Recorded { job } => job.is_ended(),
+        Finished::Repeated { .. } | Finished::Discarded { .. } | Finished::NotFound => false,
+    };
+    if ends {
+        settle_ended(runtime, attempt, &result.body).await;
     }
     Ok(finished)
+}
+
+/// After the attempt has ended its job: its bytes are kept as long as they can be asked for, and then its hint is not needed any more.
+async fn settle_ended(runtime: &Inner, attempt: &Running, result: &Body) {
+    let identity = attempt.job.identity();
+    let bodies = [&attempt.input, result];
+    if let Err(error) = runtime.store.keep_blobs(identity, &bodies, Keep::For(attempt.bytes_life)).await {
+        tracing::warn!(job = %attempt.job, %error, "the blobs of an ended job are left to the sweeper");
+        return;
+    }
+    if let Some(at_ms) = attempt.hint_ms {
+        let strip_at_ms = attempt.strip_at_ms(&runtime.store).unwrap_or(0);
+        // Left standing it would only cost the sweeper a look.
+        let _ = runtime.store.move_due(Hint { identity, at_ms }, strip_at_ms).await;
+    }
 }
 
 /// Counts what a finish led to.

@@ -73,7 +73,9 @@ impl Held {
         }
         let missing = u32::try_from(missing).unwrap_or(u32::MAX);
         let Ok(more) = Arc::clone(&app.bodies).try_acquire_many_owned(missing) else {
-            return Err(Problem::new(Kind::Overloaded, "the request bodies in flight fill the memory that is meant for them"));
+            let limit = app.options.bodies_bytes_max;
+            let detail = format!("the request bodies in flight fill the {limit} bytes that are meant for them; nothing happened");
+            return Err(Problem::new(Kind::Overloaded, detail).member("limit", limit));
         };
         match &mut self.share {
             Some(share) => share.merge(more),

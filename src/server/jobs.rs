@@ -15,13 +15,16 @@ use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use tokio::sync::OwnedSemaphorePermit;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::config::Role;
+use crate::error::StoreError;
 use crate::job::{Job, JobId, JobState};
 use crate::provider;
 use crate::runtime::{ListState, ReadError, Receipt, Replayed, Submission, SubmitError, WaitFor};
 use crate::server::App;
+use crate::server::answer;
 use crate::server::auth::Caller;
 use crate::server::body;
 use crate::server::document::{JobDocument, JobList};
@@ -123,7 +126,7 @@ pub(crate) async fn submit_job(
 pub(crate) async fn submit(
     app: &Arc<App>,
     submission: Submission,
-    share: Option<tokio::sync::OwnedSemaphorePermit>,
+    share: Option<OwnedSemaphorePermit>,
 ) -> Result<Receipt, Problem> {
     let runtime = app.runtime.clone();
     let receipt = app
@@ -457,7 +460,13 @@ pub(crate) async fn reopen_job(
     let reopened = app
         .detached(async move { runtime.reopen(id, &request, actor.as_str(), &asked.reason, asked.attempts).await })
         .await?
-        .map_err(|error| Problem::store(&error, SAME_REQUEST).job(id))?;
+        .map_err(|error| match error {
+            // The one argument that is not checked above is how many there would be together with those that were made.
+            StoreError::Fatal { code, detail } if code == "BADARG" => {
+                Problem::new(Kind::AttemptsExhausted, format!("job {id} cannot be reopened: {detail}")).job(id)
+            }
+            error => Problem::store(&error, SAME_REQUEST).job(id),
+        })?;
     let mut response = match reopened {
         Reopened::Reopened { version } => {
             json(StatusCode::OK, &ReopenDocument { id: id.to_string(), status: "reopened", version })
@@ -484,9 +493,10 @@ enum Answered {
 
 /// A job with its result as a response: 202 to a submit while it is open, else 200.
 async fn document(app: &App, job: &Job, answered: Answered) -> Result<Response, Problem> {
-    let result = result_of(app, job).await?;
+    let (result, share) = result_of(app, job).await?.map_or((None, None), |stored| (Some(stored.response), stored.share));
     let status = if answered == Answered::Submit && !job.is_ended() { StatusCode::ACCEPTED } else { StatusCode::OK };
-    let mut response = json(status, &JobDocument::of(job, result.as_ref()));
+    let document = serde_json::to_vec(&JobDocument::of(job, result.as_ref())).expect("documents are plain data");
+    let mut response = json_of(status, Body::from(answer::hold(document, share)));
     let headers = response.headers_mut();
     headers.insert(header::ETAG, value(&etag(job)));
     headers.insert(JOB_ID, value(&job.id.to_string()));
@@ -504,17 +514,35 @@ async fn document(app: &App, job: &Job, answered: Answered) -> Result<Response, 
 }
 
 /// The result of a job that has one. A success without its bytes is an error of the store, never an empty body.
-pub(crate) async fn result_of(app: &App, job: &Job) -> Result<Option<provider::Response>, Problem> {
+pub(crate) async fn result_of(app: &App, job: &Job) -> Result<Option<Stored>, Problem> {
     if !job.is_ended() {
         return Ok(None);
     }
-    let result = app.runtime.result(job).await.map_err(|error| Problem::store(&error, SAME_REQUEST).job(job.id))?;
+    let share = answer::share(app, &job.result.body).await?;
+    let result = match app.runtime.result(job).await {
+        Ok(result) => result,
+        Err(error) => {
+            // Since the record was read, its bytes may have come to their end, and then nothing is wrong with the store.
+            return Err(match app.runtime.read(job.id).await {
+                Err(gone @ (ReadError::Gone(_) | ReadError::NotFound)) => Problem::from(gone),
+                Ok(_) | Err(ReadError::TooManyWaiters { .. } | ReadError::Store(_)) => {
+                    Problem::store(&error, SAME_REQUEST).job(job.id)
+                }
+            });
+        }
+    };
     if result.is_none() && job.state == JobState::Succeeded {
         let detail = format!("job {} succeeded, and the head of its result cannot be read", job.id);
         tracing::error!(job = %job.id, "the head of a result cannot be read");
         return Err(Problem::new(Kind::StoreCorrupt, detail).job(job.id));
     }
-    Ok(result)
+    Ok(result.map(|response| Stored { response, share }))
+}
+
+/// A stored answer, and its share of the memory for them.
+pub(crate) struct Stored {
+    pub(crate) response: provider::Response,
+    pub(crate) share: Option<OwnedSemaphorePermit>,
 }
 
 pub(crate) fn replayed_header(headers: &mut HeaderMap, replayed: Replayed) {
@@ -536,7 +564,10 @@ pub(crate) fn job_ended(id: JobId, state: JobState) -> Problem {
 }
 
 pub(crate) fn json<T: Serialize>(status: StatusCode, document: &T) -> Response {
-    let body = serde_json::to_vec(document).expect("documents are plain data");
+    json_of(status, Body::from(serde_json::to_vec(document).expect("documents are plain data")))
+}
+
+fn json_of(status: StatusCode, body: Body) -> Response {
     (status, [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
 }
 

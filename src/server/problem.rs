@@ -98,7 +98,7 @@ kinds! {
     StoreRefused "store-refused" INTERNAL_SERVER_ERROR Store No "The store refuses";
     NotReady "not-ready" SERVICE_UNAVAILABLE Store Yes "No new job could be taken now";
     WaitersTooMany "waiters-too-many" SERVICE_UNAVAILABLE Gateway Yes "Too many requests wait already";
-    Overloaded "overloaded" SERVICE_UNAVAILABLE Gateway Yes "Too many bodies are in flight";
+    Overloaded "overloaded" SERVICE_UNAVAILABLE Gateway Yes "Too much is in flight";
     Stopping "stopping" SERVICE_UNAVAILABLE Gateway Yes "This gateway is stopping";
     Internal "internal" INTERNAL_SERVER_ERROR Gateway Yes "Something broke here";
 }
@@ -311,7 +311,8 @@ impl From<ReadError> for Problem {
             ReadError::NotFound => Problem::job_unknown(),
             ReadError::Gone(gone) => Problem::gone(&gone),
             ReadError::TooManyWaiters { limit } => {
-                Problem::new(Kind::WaitersTooMany, format!("{limit} requests wait already, the limit of this gateway"))
+                let detail = format!("{limit} requests wait already, the limit of this gateway");
+                Problem::new(Kind::WaitersTooMany, detail).member("limit", limit)
             }
             ReadError::Store(error) => Problem::store(&error, SAME_REQUEST),
         }

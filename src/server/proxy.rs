@@ -15,12 +15,14 @@ use axum::response::{IntoResponse, Response};
 use http::header::{self, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{HeaderMap, Method, StatusCode, Uri};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::config::Role;
 use crate::job::{Job, JobState};
 use crate::provider::{self, Outcome};
 use crate::runtime::{Receipt, Submission, WaitFor};
 use crate::server::App;
+use crate::server::answer;
 use crate::server::auth::Caller;
 use crate::server::body;
 use crate::server::headers::{IDEMPOTENCY_EXPIRES, IDEMPOTENCY_REPLAYED, IdempotencyKey, JOB_ID, PROVIDER};
@@ -28,6 +30,8 @@ use crate::server::jobs::{check_route, content_type, expires_header, replayed_he
 use crate::server::problem::{Document, Kind, Problem, SHOULD_RETRY};
 
 const PREFIX: &str = "/proxy/";
+/// What is always sent on: which answers are understood, and how the body's bytes are to be read.
+const ALWAYS_FORWARDED: [&str; 2] = ["accept", "content-encoding"];
 
 /// Sends a request to a route's provider as a job, and answers with the provider's own answer.
 ///
@@ -114,7 +118,7 @@ async fn answer(app: &App, job: &Job) -> Result<Response, Problem> {
     let Some(stored) = result_of(app, job).await? else {
         return Err(Problem::new(Kind::JobFailed, because("every attempt definitely failed".to_owned())));
     };
-    let mut response = replay(stored)?;
+    let mut response = replay(stored.response, stored.share)?;
     let provider = job.winner().or_else(|| job.attempts.last()).map(|attempt| attempt.provider.as_str());
     if let Some(provider) = provider.and_then(|name| HeaderValue::from_str(name).ok()) {
         response.headers_mut().insert(PROVIDER, provider);
@@ -159,7 +163,7 @@ pub(crate) async fn pass_through(
         body: Arc::from([]),
     };
     match app.runtime.pass_through(&route, &request).await? {
-        Outcome::Succeeded { response, .. } | Outcome::Rejected { response, .. } => replay(response),
+        Outcome::Succeeded { response, .. } | Outcome::Rejected { response, .. } => replay(response, None),
         Outcome::NotSent { reason } => Err(Problem::new(Kind::ProviderUnreachable, reason)),
         Outcome::InvalidOutput { reason } | Outcome::Unknown { reason } => Err(Problem::new(Kind::ProviderTimeout, reason)),
     }
@@ -178,13 +182,14 @@ fn target_of(uri: &Uri) -> String {
     after.find('/').map_or_else(|| "/".to_owned(), |slash| after[slash..].to_owned())
 }
 
-/// The headers that go on to the provider: `accept`, and what the route names; never those of this connection.
+/// The headers that go on to the provider: [`ALWAYS_FORWARDED`], and what the route names; never those of this connection.
 fn forwarded(app: &App, route: &str, headers: &HeaderMap) -> Result<Vec<(String, String)>, Problem> {
     let own = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
     let own: Vec<&str> = own.flat_map(|value| value.split(',')).map(str::trim).collect();
     let configured = app.options.forward_headers.get(route).into_iter().flatten().map(String::as_str);
     let mut forwarded = Vec::new();
-    for name in std::iter::once("accept").chain(configured.filter(|name| !name.eq_ignore_ascii_case("accept"))) {
+    let always = |name: &&str| ALWAYS_FORWARDED.iter().any(|always| always.eq_ignore_ascii_case(name));
+    for name in ALWAYS_FORWARDED.into_iter().chain(configured.filter(|name| !always(name))) {
         // Names from the configuration may be none at all, and a credential is never forwarded whatever they say.
         let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else { continue };
         if is_never_forwarded(&name) || own.iter().any(|hop| hop.eq_ignore_ascii_case(name.as_str())) {
@@ -221,11 +226,10 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
 }
 
 /// A stored answer as it came. Left out: what concerns another connection, and what only this gateway may say of itself.
-fn replay(stored: provider::Response) -> Result<Response, Problem> {
+fn replay(stored: provider::Response, share: Option<OwnedSemaphorePermit>) -> Result<Response, Problem> {
     let corrupt = || Problem::new(Kind::StoreCorrupt, "the stored answer is not an HTTP answer");
     let status = StatusCode::from_u16(stored.status).map_err(|_| corrupt())?;
-    let body = axum::body::Bytes::from_owner(stored.body);
-    let mut response = Response::new(Body::from(body));
+    let mut response = Response::new(Body::from(answer::hold(stored.body, share)));
     *response.status_mut() = status;
     for (name, value) in &stored.headers {
         let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| corrupt())?;

@@ -1,8 +1,9 @@
 //! Blobs: bytes too large for the record, in a key of their own that is named by their content.
 //!
 //! A blob is written before the record that names it, with a grace TTL; after the record is written it is kept as long as the
-//! record. Because the name is the content, nobody can overwrite the winner's bytes, and a loser's blob simply expires. Missing
-//! or different bytes are an error of the store, never an empty body.
+//! record names it: without an end while the job is open, and from its end for as long as its bytes are retained. Because
+//! the name is the content, nobody can overwrite the winner's bytes, and a loser's blob simply expires. Missing or different bytes
+//! are an error of the store, never an empty body.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use redis::Value;
 
 use crate::error::StoreError;
 use crate::fingerprint::sha256;
-use crate::job::{Body, Identity, Job};
+use crate::job::{Body, Identity, Job, Rules};
 use crate::store::{Store, retry};
 
 /// How long a blob is to be kept.
@@ -19,7 +20,7 @@ use crate::store::{Store, retry};
 pub(crate) enum Keep {
     /// The job is open.
     Open,
-    /// The job has ended, and its record has so long to live.
+    /// The job has ended, and so long its bytes can be asked for.
     For(Duration),
 }
 
@@ -35,12 +36,13 @@ impl Store {
         let sha256 = sha256(&bytes);
         let key = self.inner.keys.blob(identity, &sha256);
         let grace_ms = millis(self.inner.options.blob_grace);
-        // NX leaves the TTL of a blob that is there alone; GT then makes sure of the grace, and never shortens a life.
-        let mut set = redis::cmd("SET");
-        set.arg(&key).arg(&bytes[..]).arg("NX").arg("PX").arg(grace_ms);
+        // GT makes sure of the grace of a blob that is there, and never shortens a life; NX then leaves it alone. In this order,
+        // or one could expire between the two.
         let mut expire = redis::cmd("PEXPIRE");
         expire.arg(&key).arg(grace_ms).arg("GT");
-        for value in self.commands(vec![set, expire]).await? {
+        let mut set = redis::cmd("SET");
+        set.arg(&key).arg(&bytes[..]).arg("NX").arg("PX").arg(grace_ms);
+        for value in self.commands(vec![expire, set]).await? {
             if let Value::ServerError(error) = value {
                 return Err(retry::of_server(&error));
             }
@@ -48,10 +50,10 @@ impl Store {
         Ok(Body::Blob { sha256, bytes: bytes.len() as u64 })
     }
 
-    /// Keeps the blobs that a record names as long as the record.
+    /// Keeps the blobs that a record names as long as the record names them.
     ///
     /// # Errors
-    /// Any: the sweeper makes it good, well before the grace is over.
+    /// Any: the sweeper makes it good, well before the grace is over, if the job still has its hint.
     pub(crate) async fn keep_blobs(&self, identity: Identity, bodies: &[&Body], keep: Keep) -> Result<(), StoreError> {
         let commands: Vec<redis::Cmd> = bodies
             .iter()
@@ -83,13 +85,13 @@ impl Store {
         Ok(())
     }
 
-    /// Keeps every blob that a job's record names as long as the record.
+    /// Keeps every blob that a job's record names as long as the record names it.
     pub(crate) async fn keep_blobs_of(&self, job: &Job) -> Result<(), StoreError> {
         let keep = match job.is_ended() {
             false => Keep::Open,
             true => {
                 let passed = self.now_ms().saturating_sub(job.ended_ms);
-                Keep::For(Duration::from_millis(job.rules.key_life_ms.saturating_sub(passed).max(1)))
+                Keep::For(bytes_life(&job.rules).saturating_sub(Duration::from_millis(passed)).max(Duration::from_millis(1)))
             }
         };
         self.keep_blobs(job.id.identity(), &[&job.input.body, &job.result.body], keep).await
@@ -119,6 +121,11 @@ impl Store {
             other => Err(bad(format!("not bytes but {other:?}"))),
         }
     }
+}
+
+/// How long input and result can be asked for, from the end of their job.
+pub(crate) fn bytes_life(rules: &Rules) -> Duration {
+    Duration::from_millis(rules.retention_ms.min(rules.key_life_ms))
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -374,6 +374,14 @@ fn the_lease_has_room_for_its_margin_and_its_renewal() {
 }
 
 #[test]
+fn the_grace_of_a_blob_outlasts_the_lease_of_who_died() {
+    let grace = |grace: &str| with(&format!("[runtime]\nlease = \"2m\"\nlease_margin = \"10s\"\nblob_grace = \"{grace}\""));
+    grace("241s").load().unwrap();
+    let problem = grace("240s").problem();
+    assert!(problem.key == "runtime.blob_grace" && problem.hint.contains("4m 1s"), "{problem}");
+}
+
+#[test]
 fn a_phase_of_a_call_is_not_longer_than_the_call() {
     let timeouts = |keys: &str| provider(&format!("base_url = \"http://laser\"\ntimeouts = {{ {keys} }}"));
     let config = timeouts("total = \"1s\"").load().unwrap();

@@ -277,7 +277,10 @@ async fn only_a_failed_job_is_reopened() {
     assert_eq!(alice.ended(&id).await["state"], "failed");
     let path = format!("/v1/jobs/{id}/reopen");
     operator.post(&path, r#"{"reason":""}"#).await.problem(400, "request-invalid");
-    operator.post(&path, r#"{"reason":"x","attempts":0}"#).await.problem(400, "request-invalid");
+    for attempts in [0, 101] {
+        let body = format!(r#"{{"reason":"x","attempts":{attempts}}}"#);
+        operator.post(&path, &body).await.problem(400, "request-invalid");
+    }
     alice.post(&path, r#"{"reason":"x"}"#).await.problem(403, "forbidden");
     assert_eq!(site.provider.ledger().received, 1);
     let reopened = operator.post(&path, r#"{"reason":"paper removed","attempts":1}"#).await.is(200).json();

@@ -53,9 +53,13 @@ impl Site {
     }
 
     pub async fn with(change: impl FnOnce(&mut ServerOptions)) -> Site {
+        Site::with_setup(|setup| change(&mut setup.server)).await
+    }
+
+    pub async fn with_setup(change: impl FnOnce(&mut Setup)) -> Site {
         let redis = Redis::start().await;
         let provider = simulated().await;
-        let gateway = serve(&redis, &provider, change).await;
+        let gateway = serve_with(&redis, &provider, change).await;
         Site { redis, provider, gateway }
     }
 
@@ -100,12 +104,25 @@ pub fn options() -> ServerOptions {
     options
 }
 
+/// What a test changes before its gateway starts.
+pub struct Setup {
+    pub server: ServerOptions,
+    pub runtime: RuntimeOptions,
+    pub store: StoreOptions,
+    pub providers: Vec<ProviderSlot>,
+    pub routes: Vec<Route>,
+}
+
 /// One more gateway before the same Redis and provider.
 pub async fn serve(redis: &Redis, provider: &Simulated, change: impl FnOnce(&mut ServerOptions)) -> Served {
+    serve_with(redis, provider, |setup| change(&mut setup.server)).await
+}
+
+/// One more gateway before the same Redis and provider, changed in any way.
+pub async fn serve_with(redis: &Redis, provider: &Simulated, change: impl FnOnce(&mut Setup)) -> Served {
     let mut store = StoreOptions::new(redis.url());
     store.response_timeout = Duration::from_secs(2);
     store.connect_timeout = SOON;
-    let (store, _) = Store::connect(store).await.unwrap();
     let runtime_options = RuntimeOptions { sweep: Duration::from_millis(100), waiters_max: 200, ..RuntimeOptions::default() };
     let providers = vec![
         slot("patient", &provider.base_url(), Duration::from_secs(30)),
@@ -126,10 +143,11 @@ pub async fn serve(redis: &Redis, provider: &Simulated, change: impl FnOnce(&mut
             ..route("forgetful", Class::Exclusive, &["patient"])
         },
     ];
-    let runtime = Runtime::start(store, runtime_options, providers, routes).unwrap();
-    let mut options = options();
-    change(&mut options);
-    let gateway = Gateway::bind(options, runtime.clone()).unwrap();
+    let mut setup = Setup { server: options(), runtime: runtime_options, store, providers, routes };
+    change(&mut setup);
+    let (store, _) = Store::connect(setup.store).await.unwrap();
+    let runtime = Runtime::start(store, setup.runtime, setup.providers, setup.routes).unwrap();
+    let gateway = Gateway::bind(setup.server, runtime.clone()).unwrap();
     let addr = gateway.addr();
     let stop = CancellationToken::new();
     let task = tokio::spawn(gateway.serve(stop.clone()));
@@ -148,7 +166,7 @@ async fn silent() -> ProviderSlot {
     slot("silent", &base_url, Duration::from_secs(30))
 }
 
-fn slot(name: &str, base_url: &str, first_byte: Duration) -> ProviderSlot {
+pub fn slot(name: &str, base_url: &str, first_byte: Duration) -> ProviderSlot {
     let mut entry = ProviderEntry { base_url: base_url.to_owned(), path: "/work".to_owned(), ..ProviderEntry::default() };
     entry.timeouts.first_byte = first_byte;
     let options = HttpOptions::from_entry(&entry, Some(PROVIDER_TOKEN.to_owned()), 16 << 20);
@@ -156,7 +174,7 @@ fn slot(name: &str, base_url: &str, first_byte: Duration) -> ProviderSlot {
     ProviderSlot { name: name.to_owned(), provider, total: Duration::from_secs(60), in_flight_max: 1000 }
 }
 
-fn rules(class: Class) -> Rules {
+pub fn rules(class: Class) -> Rules {
     Rules {
         attempts_max: 3,
         race_max: if class == Class::Race { 2 } else { 1 },
@@ -168,7 +186,7 @@ fn rules(class: Class) -> Rules {
     }
 }
 
-fn route(name: &str, class: Class, providers: &[&str]) -> Route {
+pub fn route(name: &str, class: Class, providers: &[&str]) -> Route {
     Route {
         name: name.to_owned(),
         class,

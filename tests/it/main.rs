@@ -7,6 +7,10 @@
 
 mod contract;
 
+mod blobs;
+mod bounds;
+mod bounds_record;
+mod bounds_sweeps;
 mod cases;
 mod cli;
 mod config;

@@ -75,13 +75,20 @@ async fn a_job_without_its_input_cannot_be_reopened() {
     assert_eq!(redis.given_absent(redis.submission()).await.reopen(1).await, Reopened::NotFound);
 }
 
-/// A reopening with 4,294,967,295 more attempts made a record that nobody could read.
+/// A reopening with 4,294,967,295 more attempts made a record that nobody could read, and many reopenings one that nobody would.
 #[tokio::test]
-async fn more_attempts_than_a_record_can_count_are_refused() {
+async fn more_attempts_than_one_job_may_have_are_refused() {
     let redis = Redis::start().await;
     let given = redis.given_failed().await;
     let before = given.dump().await;
-    let answer = given.call_reopen(u32::MAX).send(&given.store).await;
-    assert!(matches!(&answer, Err(StoreError::Fatal { code, .. }) if code == "BADARG"), "{answer:?}");
-    assert_eq!(given.dump().await, before);
+    for attempts in [1000, u32::MAX] {
+        let answer = given.call_reopen(attempts).send(&given.store).await;
+        assert!(
+            matches!(&answer, Err(StoreError::Fatal { code, detail }) if code == "BADARG" && detail.contains("999")),
+            "{answer:?}"
+        );
+        assert_eq!(given.dump().await, before);
+    }
+    assert_eq!(given.reopen(999).await, Reopened::Reopened { version: 2 });
+    assert_eq!(given.job().await.rules.attempts_max, 1000);
 }
