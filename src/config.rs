@@ -345,6 +345,10 @@ pub struct Runtime {
     /// How long a blob that no record names is kept.
     #[serde(with = "humantime_serde")]
     pub blob_grace: Duration,
+    /// Where results go that Redis does not take. Absent: `spool` in `redis.data_dir`.
+    pub spool_dir: Option<PathBuf>,
+    /// Most bytes there; 0: results are in memory alone.
+    pub spool_bytes_max: u64,
 }
 
 impl Default for Runtime {
@@ -360,6 +364,8 @@ impl Default for Runtime {
             result_bytes_max: 16 << 20,
             blob_bytes_min: 8 << 10,
             blob_grace: Duration::from_secs(3600),
+            spool_dir: None,
+            spool_bytes_max: 1 << 30,
         }
     }
 }

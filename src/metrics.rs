@@ -45,13 +45,17 @@ pub const WAITERS: &str = "onejob_waiters";
 pub const EVICTION_ALLOWED: &str = "onejob_eviction_allowed";
 /// Results in hand that the store has not taken yet.
 pub const RESULTS_IN_HAND: &str = "onejob_results_in_hand";
+/// Results that wait in the spool directory.
+pub const SPOOL_RESULTS: &str = "onejob_spool_results";
+/// Files of the spool by fate: `written`, `stored`, `bad`, `orphan`, `refused`.
+pub const SPOOLED: &str = "onejob_spooled_total";
 
 /// Upper bounds of the histograms, in seconds.
 pub const SECONDS_BUCKETS: [f64; 14] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 
 /// Every metric with its kind, for dashboards and tests.
-pub const ALL: [(&str, Kind); 19] = [
+pub const ALL: [(&str, Kind); 21] = [
     (SUBMITS, Kind::Counter),
     (ATTEMPTS, Kind::Counter),
     (RESULTS, Kind::Counter),
@@ -71,6 +75,8 @@ pub const ALL: [(&str, Kind); 19] = [
     (WAITERS, Kind::Gauge),
     (EVICTION_ALLOWED, Kind::Gauge),
     (RESULTS_IN_HAND, Kind::Gauge),
+    (SPOOL_RESULTS, Kind::Gauge),
+    (SPOOLED, Kind::Counter),
 ];
 
 /// What kind of metric a name is.
@@ -105,6 +111,8 @@ pub fn describe() {
     describe_gauge!(WAITERS, "Requests that wait for a job.");
     describe_gauge!(EVICTION_ALLOWED, "1 while Redis may evict open jobs and somebody allowed it.");
     describe_gauge!(RESULTS_IN_HAND, "Results in hand that the store has not taken yet.");
+    describe_gauge!(SPOOL_RESULTS, "Results that wait in the spool directory.");
+    describe_counter!(SPOOLED, "Files of the spool by fate.");
 }
 
 pub(crate) fn submit(result: &'static str) {
@@ -182,4 +190,12 @@ pub(crate) fn eviction_allowed(allowed: u8) {
 
 pub(crate) fn results_in_hand(results: usize) {
     gauge!(RESULTS_IN_HAND).set(results as f64);
+}
+
+pub(crate) fn spool_results(results: usize) {
+    gauge!(SPOOL_RESULTS).set(results as f64);
+}
+
+pub(crate) fn spooled(fate: &'static str) {
+    counter!(SPOOLED, "fate" => fate).increment(1);
 }

@@ -29,6 +29,7 @@ use crate::store::{Read, Store};
 
 mod attempts;
 mod outside;
+mod spool;
 mod submit;
 mod sweeper;
 mod timers;
@@ -40,6 +41,7 @@ pub use attempts::Drained;
 pub use words::*;
 
 use attempts::{Running, Work};
+use spool::Spool;
 use timers::Timers;
 use waiters::Waiters;
 
@@ -64,6 +66,11 @@ struct Inner {
     /// Places for taking away hints that nobody needs.
     forgetting: Arc<Semaphore>,
     in_hand: AtomicUsize,
+    /// Whoever has a result in hand; joined on shutdown, so that none is dropped before it is in the spool.
+    hands: TaskTracker,
+    /// What was in hand when the gateway stopped.
+    left_in_hand: LeftInHand,
+    spool: Option<Arc<Spool>>,
     running: Mutex<HashMap<AttemptToken, Arc<Running>>>,
     timers: Timers,
     waiters: Waiters,
@@ -77,6 +84,13 @@ struct Inner {
     stopped: CancellationToken,
 }
 
+/// Results that were in hand when the gateway stopped.
+#[derive(Default)]
+struct LeftInHand {
+    spooled: AtomicUsize,
+    lost: AtomicUsize,
+}
+
 /// A provider and its permits.
 struct Lane {
     slot: ProviderSlot,
@@ -87,7 +101,7 @@ impl Runtime {
     /// Starts the runtime: its sweeper, its timers, its ear for wake-ups.
     ///
     /// # Errors
-    /// A route names a provider that is not there.
+    /// A route names a provider that is not there, or the spool cannot be written.
     pub fn start(
         store: Store,
         options: RuntimeOptions,
@@ -104,9 +118,10 @@ impl Runtime {
         for route in &routes {
             if let Some(absent) = route.providers.iter().find(|name| !providers.contains_key(*name)) {
                 let problem = format!("there is no provider {absent:?}");
-                return Err(StartError { route: route.name.clone(), problem });
+                return Err(StartError::Route { route: route.name.clone(), problem });
             }
         }
+        let spool = options.spool.clone().map(Spool::open).transpose()?;
         let nonce = Uuid::new_v4().simple().to_string();
         let (house, stopped) = (TaskTracker::new(), CancellationToken::new());
         let (timers, ticking) = Timers::new();
@@ -119,6 +134,9 @@ impl Runtime {
             pending: AtomicUsize::new(0),
             forgetting: Arc::new(Semaphore::new(FORGETTING_MAX)),
             in_hand: AtomicUsize::new(0),
+            hands: TaskTracker::new(),
+            left_in_hand: LeftInHand::default(),
+            spool: spool.clone(),
             running: Mutex::new(HashMap::new()),
             timers,
             work: TaskTracker::new(),
@@ -131,6 +149,9 @@ impl Runtime {
         house.spawn(timers::run(Arc::downgrade(&inner), ticking, inner.stopped.clone()));
         house.spawn(sweeper::run(Arc::clone(&inner)));
         house.spawn(waiters::listen(Arc::clone(&inner)));
+        if let Some(spool) = spool {
+            house.spawn(spool::run(Arc::clone(&inner), spool));
+        }
         Ok(Runtime { inner })
     }
 
@@ -262,6 +283,7 @@ impl Runtime {
     }
 
     /// Stops: nothing new begins; running attempts have `drain` to finish; the rest become unknown, and are counted.
+    /// A result that the store does not take is in the spool when this returns.
     ///
     /// # Cancel safety
     /// Not cancel safe: attempts may be left to their leases.

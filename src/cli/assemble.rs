@@ -7,7 +7,7 @@ use onejob::config::{self, Adapter, Config};
 use onejob::policy::Plan;
 use onejob::provider::http::{HttpOptions, HttpProvider};
 use onejob::provider::simulated::{Keys, Simulated, SimulatedOptions};
-use onejob::runtime::{ProviderSlot, Route, RuntimeOptions};
+use onejob::runtime::{ProviderSlot, Route, RuntimeOptions, SpoolOptions};
 use onejob::server::{Owners, RenderMetrics, ServerOptions};
 use onejob::store::{Eviction, StoreOptions};
 
@@ -36,7 +36,14 @@ pub(super) fn runtime_options(config: &Config) -> RuntimeOptions {
         sweep: config.runtime.sweep,
         jobs_max: config.runtime.jobs_max,
         waiters_max: config.server.waiters_max,
+        spool: spool_options(config),
     }
+}
+
+fn spool_options(config: &Config) -> Option<SpoolOptions> {
+    let dir = config.runtime.spool_dir.clone().unwrap_or_else(|| config.redis.data_dir.join("spool"));
+    let bytes_max = config.runtime.spool_bytes_max;
+    (bytes_max > 0).then_some(SpoolOptions { dir, bytes_max })
 }
 
 pub(super) fn server_options(config: &Config, metrics: RenderMetrics) -> Result<ServerOptions, Failure> {

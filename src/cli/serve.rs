@@ -74,14 +74,17 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     say(told(drained));
     Ok(match (signal, drained) {
         (None, _) => Exit::Internal,
-        (Some(_), Drained { unknown: 0, unwritten: 0, .. }) => Exit::Done,
+        (Some(_), Drained { running: _, unknown: 0, unwritten: 0, spooled: 0 }) => Exit::Done,
         (Some(_), _) => Exit::Unknown,
     })
 }
 
 fn told(drained: Drained) -> String {
-    let Drained { running, unknown, unwritten } = drained;
-    let finished = running.saturating_sub(unknown + unwritten);
+    let Drained { running, unknown, unwritten, spooled } = drained;
+    let finished = running.saturating_sub(unknown + unwritten + spooled);
     let was = if running == 1 { "attempt was" } else { "attempts were" };
-    format!("stopped: {running} {was} running: {finished} finished, {unknown} unknown, {unwritten} could not be written down")
+    let kept = if spooled == 0 { String::new() } else { format!(", {spooled} kept in the spool for the next start") };
+    format!(
+        "stopped: {running} {was} running: {finished} finished, {unknown} unknown, {unwritten} could not be written down{kept}"
+    )
 }

@@ -34,6 +34,8 @@ const BLOB_GRACE_MIN: Duration = Duration::from_secs(60);
 const BODY_BYTES_MAX: usize = 512 << 20;
 /// Largest threshold for blobs: decoding a record costs more than a second key from 8 KiB on, and blocks Redis meanwhile.
 const BLOB_THRESHOLD_BYTES_MAX: usize = 1 << 20;
+/// Largest spool: what every file system and every counter of ours takes.
+const SPOOL_BYTES_MAX: u64 = 1 << 50;
 /// Smallest and largest request head. hyper cannot read with a smaller buffer.
 const HEAD_BYTES_MIN: usize = 8 << 10;
 const HEAD_BYTES_MAX: usize = 1 << 20;
@@ -331,7 +333,22 @@ impl Checker<'_> {
         }
         self.number("runtime.jobs_max", jobs_max, 1, AT_ONCE_MAX);
         self.number("runtime.result_bytes_max", document.runtime.result_bytes_max, 1, BODY_BYTES_MAX);
+        self.spool(&document.runtime);
         self.number("runtime.blob_bytes_min", document.runtime.blob_bytes_min, 1, BLOB_THRESHOLD_BYTES_MAX);
+    }
+
+    fn spool(&mut self, runtime: &Runtime) {
+        let (bytes_max, key) = (runtime.spool_bytes_max, "runtime.spool_bytes_max");
+        let result_bytes_max = runtime.result_bytes_max as u64;
+        if bytes_max > SPOOL_BYTES_MAX {
+            self.refuse(key, Some(&bytes_max), format!("it must be at most {SPOOL_BYTES_MAX}"), "choose a smaller number");
+        } else if bytes_max > 0 && bytes_max < result_bytes_max {
+            let what = format!("the largest result, runtime.result_bytes_max = {result_bytes_max}, would not fit");
+            self.refuse(key, Some(&bytes_max), what, "choose a larger number, or 0 for no spool");
+        }
+        if runtime.spool_dir.as_ref().is_some_and(|dir| dir.as_os_str().is_empty()) {
+            self.refuse("runtime.spool_dir", Some(&"\"\""), "it must not be empty", "leave it out for spool in redis.data_dir");
+        }
     }
 
     fn providers(&mut self, providers: &BTreeMap<String, ProviderEntry>, environment: &Environment) -> BTreeMap<String, Secret> {

@@ -4,7 +4,7 @@
 //! before anybody is told; a beginning whose fate is not known is never sent.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,10 @@ use crate::policy::{FailoverOn, Try};
 use crate::provider::{Call, Fence, Outcome, Rendered, Request, boottime_ms};
 use crate::runtime::sweeper;
 use crate::runtime::timers::Timer;
-use crate::runtime::verdict::{Verdict, conclude, try_store};
+use crate::runtime::verdict::{Verdict, Whose, conclude, try_store};
 use crate::runtime::{Inner, Lane, Route, millis};
 use crate::store::{
-    Begin, BeginAttempt, Begun, Extended, FinishAttempt, Finished, Follow, Read, Store, SubmitJob, WriteAhead, bytes_life,
+    Begin, BeginAttempt, Begun, Extended, FinishAttempt, Finished, Follow, Read, SubmitJob, WriteAhead, bytes_life,
 };
 
 /// The first pause before a call to the store is made again; doubles up to [`STORE_PAUSE_MAX`].
@@ -36,6 +36,8 @@ const RACE_PAUSE: Duration = Duration::from_millis(50);
 const RACE_PAUSE_MAX: Duration = Duration::from_millis(3200);
 /// How long a stopping gateway tries to write down that an attempt became unknown.
 const LAST_WORDS: Duration = Duration::from_secs(3);
+/// How long a stopping gateway waits for its results in hand to be in the spool.
+const LAST_WRITES: Duration = Duration::from_secs(10);
 
 /// A job that this gateway works on.
 #[derive(Clone)]
@@ -72,6 +74,8 @@ pub(crate) struct Running {
     pub(super) input: Body,
     /// How long input and result are kept from the end of the job.
     pub(super) bytes_life: Duration,
+    /// Whether it has ended, and the store is yet to take it.
+    pub(super) in_hand: AtomicBool,
 }
 
 /// Room for one attempt: among our jobs, and at its provider.
@@ -89,6 +93,8 @@ pub struct Drained {
     pub unknown: usize,
     /// Of these, how many could not even be written down as unknown; their leases will lapse.
     pub unwritten: usize,
+    /// Of these, how many had ended with what the store did not take: it is in the spool, and stored at the next start.
+    pub spooled: usize,
 }
 
 impl Running {
@@ -115,14 +121,16 @@ impl Running {
             strip_after_ms: if rules.retention_ms < rules.key_life_ms { rules.retention_ms } else { 0 },
             input: work.input.clone(),
             bytes_life: bytes_life(rules),
+            in_hand: AtomicBool::new(false),
         });
         runtime.running().insert(token, Arc::clone(&attempt));
         attempt
     }
 
-    /// When somebody must look at the job again after its end, if it ends now.
-    pub(super) fn strip_at_ms(&self, store: &Store) -> Option<u64> {
-        (self.strip_after_ms > 0).then(|| store.now_ms() + self.strip_after_ms)
+    /// What storing its end takes.
+    pub(super) fn whose(&self) -> Whose {
+        let Running { job, number, token, hint_ms, strip_after_ms, bytes_life, .. } = *self;
+        Whose { job, number, token, hint_ms, strip_after_ms, input: self.input.clone(), bytes_life }
     }
 }
 
@@ -503,11 +511,13 @@ pub(crate) async fn shut_down(runtime: &Arc<Inner>, drain: Duration) -> Drained 
     runtime.work.close();
     let mut drained = Drained { running: runtime.running().len(), ..Drained::default() };
     if tokio::time::timeout(drain, runtime.work.wait()).await.is_err() {
-        let left: Vec<Arc<Running>> = runtime.running().values().cloned().collect();
+        // What has ended is no longer unknown, though the store does not know it yet.
+        let unended = |attempt: &&Arc<Running>| !attempt.in_hand.load(Ordering::Relaxed);
+        let left: Vec<Arc<Running>> = runtime.running().values().filter(unended).cloned().collect();
         let words = left.iter().map(|attempt| async move {
             let reason = "gateway stopped before the provider answered".to_owned();
             let verdict = Verdict::plain(FinishOutcome::Unknown, reason);
-            let written = tokio::time::timeout(LAST_WORDS, try_store(runtime, attempt, &verdict)).await;
+            let written = tokio::time::timeout(LAST_WORDS, try_store(runtime, &attempt.whose(), &verdict)).await;
             match written {
                 Ok(Ok(Finished::Recorded { .. } | Finished::Repeated { .. })) => (1, 0),
                 // It ended at the last moment after all.
@@ -521,6 +531,11 @@ pub(crate) async fn shut_down(runtime: &Arc<Inner>, drain: Duration) -> Drained 
         }
     }
     runtime.stopped.cancel();
+    runtime.hands.close();
+    // A disk that takes longer than this keeps nothing.
+    let _ = tokio::time::timeout(LAST_WRITES, runtime.hands.wait()).await;
+    drained.spooled = runtime.left_in_hand.spooled.load(Ordering::Relaxed);
+    drained.unwritten += runtime.left_in_hand.lost.load(Ordering::Relaxed);
     runtime.house.close();
     // What is left of the work hangs at a provider and is dropped with the process.
     let _ = tokio::time::timeout(LAST_WORDS, runtime.house.wait()).await;

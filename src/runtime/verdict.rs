@@ -1,22 +1,25 @@
 //! What an outcome means: for the record, for the metrics, and for what comes next.
 //!
-//! A result in hand is stored before anybody is told, and kept until the store takes it or the process must stop. What may begin next
-//! is the plan's wish (`policy.rs`); whether it may is the scripts' word.
+//! A result in hand is stored before anybody is told, and kept until the store takes it: in memory, and after a moment in the spool
+//! too (`spool.rs`). What may begin next is the plan's wish (`policy.rs`); whether it may is the scripts' word.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::attempt::{AttemptState, FinishOutcome};
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use crate::attempt::{AttemptState, AttemptToken, FinishOutcome};
 use crate::error::StoreError;
-use crate::job::{Body, JobState};
+use crate::job::{Body, JobId, JobState};
 use crate::metrics;
 use crate::policy::{self, FailoverOn, GateSaid, Next, Try};
 use crate::provider::{Outcome, Response};
 use crate::runtime::attempts::{Running, STORE_PAUSE, STORE_PAUSE_MAX, Work};
+use crate::runtime::spool::{Kept, SPOOL_AFTER};
 use crate::runtime::sweeper;
 use crate::runtime::{Inner, millis};
-use crate::store::{FinishAttempt, Finished, Follow, Hint, Keep};
+use crate::store::{FinishAttempt, Finished, Follow, Hint, Keep, Store};
 
 /// Longest reason that is taken from an adapter, in characters: it stands in the record, in the log, and is shown on one line.
 const REASON_CHARS_MAX: usize = 500;
@@ -25,13 +28,35 @@ const NAME_BYTES_MAX: usize = 512;
 
 /// What an outcome means for the record.
 pub(super) struct Verdict {
-    outcome: FinishOutcome,
-    reason: String,
-    response: Option<Response>,
-    remote_id: String,
-    model: String,
-    follow: Follow,
-    next: Option<(usize, Duration)>,
+    pub(super) outcome: FinishOutcome,
+    pub(super) reason: String,
+    pub(super) response: Option<Response>,
+    pub(super) remote_id: String,
+    pub(super) model: String,
+    pub(super) follow: Follow,
+    pub(super) next: Option<(usize, Duration)>,
+}
+
+/// The attempt that a verdict is about, and what storing it takes.
+pub(super) struct Whose {
+    pub(super) job: JobId,
+    pub(super) number: u32,
+    pub(super) token: AttemptToken,
+    /// The hint that was written for it; `None` to leave it to a look at the job.
+    pub(super) hint_ms: Option<u64>,
+    /// When its retained bytes are to be stripped, from the end of the job; 0 for never.
+    pub(super) strip_after_ms: u64,
+    /// Where the job's input is kept.
+    pub(super) input: Body,
+    /// How long input and result are kept from the end of the job.
+    pub(super) bytes_life: Duration,
+}
+
+impl Whose {
+    /// When somebody must look at the job again after its end, if it ends now.
+    fn strip_at_ms(&self, store: &Store) -> Option<u64> {
+        (self.strip_after_ms > 0).then(|| store.now_ms() + self.strip_after_ms)
+    }
 }
 
 impl Verdict {
@@ -162,60 +187,134 @@ fn one_line(text: &str) -> String {
     line
 }
 
-/// Stores how an attempt ended, again and again until the store has it or the process must stop.
+/// Stores how an attempt ended: in memory again and again, and after a moment in the spool too, until the store has it or the process
+/// must stop.
 async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdict) -> Finished {
-    let _in_hand = InHand::count(runtime);
+    let in_hand = InHand::count(runtime, attempt);
+    let whose = attempt.whose();
+    let mut storing = std::pin::pin!(store_until_taken(runtime, &whose, verdict));
+    let at_once = tokio::select! {
+        biased;
+        taken = &mut storing => Some(taken),
+        () = tokio::time::sleep(SPOOL_AFTER) => None,
+        () = runtime.stopped.cancelled() => None,
+    };
+    let (kept, taken) = match at_once {
+        Some(taken) => (None, taken),
+        None => {
+            let mut kept = keep(runtime, &whose, verdict).await;
+            let taken = tokio::select! {
+                biased;
+                taken = &mut storing => taken,
+                () = runtime.stopped.cancelled() => {
+                    if kept.is_none() {
+                        // The last chance: room may have come free.
+                        kept = keep(runtime, &whose, verdict).await;
+                    }
+                    in_hand.give_up(kept);
+                    return Finished::NotFound;
+                }
+            };
+            (kept, taken)
+        }
+    };
+    let (job, number, outcome) = (attempt.job, attempt.number, verdict.outcome.as_str());
+    match (taken, kept) {
+        (Ok(Finished::NotFound), kept) => {
+            tracing::error!(%job, attempt = number, outcome, "an attempt ended whose job is not in the store any more");
+            let worth_it = verdict.outcome == FinishOutcome::Succeeded;
+            let kept = if kept.is_none() && worth_it { keep(runtime, &whose, verdict).await } else { kept };
+            if let Some(kept) = kept {
+                kept.orphan().await;
+            }
+            Finished::NotFound
+        }
+        (Ok(finished), kept) => {
+            if let Some(kept) = kept {
+                kept.stored().await;
+            }
+            finished
+        }
+        (Err(error), kept) => {
+            tracing::error!(%job, attempt = number, outcome, %error, "a result cannot be stored");
+            let kept = if kept.is_none() { keep(runtime, &whose, verdict).await } else { kept };
+            if let Some(kept) = kept {
+                kept.leave();
+            }
+            Finished::NotFound
+        }
+    }
+}
+
+/// Writes a verdict into the spool, if there is one.
+async fn keep(runtime: &Inner, whose: &Whose, verdict: &Verdict) -> Option<Kept> {
+    match &runtime.spool {
+        Some(spool) => spool.keep(whose, verdict).await,
+        None => None,
+    }
+}
+
+/// Stores a verdict, again and again until the store takes it or refuses it for good.
+async fn store_until_taken(runtime: &Arc<Inner>, whose: &Whose, verdict: &Verdict) -> Result<Finished, StoreError> {
     let mut pause = STORE_PAUSE;
     loop {
-        match try_store(runtime, attempt, verdict).await {
-            Ok(Finished::NotFound) => {
-                let (job, outcome) = (attempt.job, verdict.outcome.as_str());
-                tracing::error!(%job, attempt = attempt.number, outcome, "an attempt ended whose job is not in the store any more");
-                return Finished::NotFound;
-            }
-            Ok(finished) => return finished,
+        match try_store(runtime, whose, verdict).await {
             Err(error) if error.is_retryable() || error.is_for_permission() => {
-                tracing::warn!(job = %attempt.job, attempt = attempt.number, %error, "a result is kept in hand");
+                tracing::warn!(job = %whose.job, attempt = whose.number, %error, "a result is kept in hand");
             }
-            Err(error) => {
-                tracing::error!(job = %attempt.job, attempt = attempt.number, %error, "a result cannot be stored");
-                return Finished::NotFound;
-            }
+            done => return done,
         }
-        tokio::select! {
-            () = runtime.stopped.cancelled() => {
-                tracing::error!(job = %attempt.job, attempt = attempt.number, "stopped with a result that the store did not take");
-                return Finished::NotFound;
-            }
-            () = tokio::time::sleep(pause) => {}
-        }
+        tokio::time::sleep(pause).await;
         pause = (pause * 2).min(STORE_PAUSE_MAX);
     }
 }
 
-struct InHand<'a>(&'a Inner);
+/// Counts a result in hand, and keeps a stopping gateway waiting until it is stored or in the spool.
+struct InHand<'a> {
+    runtime: &'a Inner,
+    attempt: &'a Running,
+    _hand: TaskTrackerToken,
+}
 
 impl<'a> InHand<'a> {
-    fn count(runtime: &'a Inner) -> Self {
+    fn count(runtime: &'a Inner, attempt: &'a Running) -> Self {
+        attempt.in_hand.store(true, Ordering::Relaxed);
         metrics::results_in_hand(runtime.in_hand.fetch_add(1, Ordering::Relaxed) + 1);
-        InHand(runtime)
+        InHand { runtime, attempt, _hand: runtime.hands.token() }
+    }
+
+    /// The gateway has stopped, and the store did not take it.
+    fn give_up(self, kept: Option<Kept>) {
+        let (job, attempt) = (self.attempt.job, self.attempt.number);
+        let left = &self.runtime.left_in_hand;
+        match kept {
+            Some(kept) => {
+                kept.leave();
+                left.spooled.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(%job, attempt, "stopped with a result that the store did not take; it is in the spool");
+            }
+            None => {
+                left.lost.fetch_add(1, Ordering::Relaxed);
+                tracing::error!(%job, attempt, "stopped with a result that the store did not take; it is lost");
+            }
+        }
     }
 }
 
 impl Drop for InHand<'_> {
     fn drop(&mut self) {
-        metrics::results_in_hand(self.0.in_hand.fetch_sub(1, Ordering::Relaxed) - 1);
+        metrics::results_in_hand(self.runtime.in_hand.fetch_sub(1, Ordering::Relaxed) - 1);
     }
 }
 
-pub(super) async fn try_store(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdict) -> Result<Finished, StoreError> {
-    let identity = attempt.job.identity();
+pub(super) async fn try_store(runtime: &Arc<Inner>, whose: &Whose, verdict: &Verdict) -> Result<Finished, StoreError> {
+    let identity = whose.job.identity();
     let result = runtime.payload(identity, verdict.response.as_ref()).await?;
-    let has_blobs = [&attempt.input, &result.body].iter().any(|body| matches!(body, Body::Blob { .. }));
+    let has_blobs = [&whose.input, &result.body].iter().any(|body| matches!(body, Body::Blob { .. }));
     let finish = FinishAttempt {
-        job: attempt.job,
-        number: attempt.number,
-        token: attempt.token,
+        job: whose.job,
+        number: whose.number,
+        token: whose.token,
         outcome: verdict.outcome,
         result: &result,
         reason: &verdict.reason,
@@ -223,8 +322,8 @@ pub(super) async fn try_store(runtime: &Arc<Inner>, attempt: &Running, verdict: 
         model: &verdict.model,
         follow: verdict.follow,
         // Until the blobs of an ended job are seen to, the hint must stand, or nobody would look at the job again.
-        hint_ms: attempt.hint_ms.filter(|_| !has_blobs),
-        strip_at_ms: attempt.strip_at_ms(&runtime.store),
+        hint_ms: whose.hint_ms.filter(|_| !has_blobs),
+        strip_at_ms: whose.strip_at_ms(&runtime.store),
     };
     let finished = runtime.store.finish_attempt(&finish).await?;
     let ends = match finished {
@@ -233,21 +332,21 @@ pub(super) async fn try_store(runtime: &Arc<Inner>, attempt: &Running, verdict: 
         Finished::Repeated { .. } | Finished::Discarded { .. } | Finished::NotFound => false,
     };
     if ends {
-        settle_ended(runtime, attempt, &result.body).await;
+        settle_ended(runtime, whose, &result.body).await;
     }
     Ok(finished)
 }
 
 /// After the attempt has ended its job: its bytes are kept as long as they can be asked for, and then its hint is not needed any more.
-async fn settle_ended(runtime: &Inner, attempt: &Running, result: &Body) {
-    let identity = attempt.job.identity();
-    let bodies = [&attempt.input, result];
-    if let Err(error) = runtime.store.keep_blobs(identity, &bodies, Keep::For(attempt.bytes_life)).await {
-        tracing::warn!(job = %attempt.job, %error, "the blobs of an ended job are left to the sweeper");
+async fn settle_ended(runtime: &Inner, whose: &Whose, result: &Body) {
+    let identity = whose.job.identity();
+    let bodies = [&whose.input, result];
+    if let Err(error) = runtime.store.keep_blobs(identity, &bodies, Keep::For(whose.bytes_life)).await {
+        tracing::warn!(job = %whose.job, %error, "the blobs of an ended job are left to the sweeper");
         return;
     }
-    if let Some(at_ms) = attempt.hint_ms {
-        let strip_at_ms = attempt.strip_at_ms(&runtime.store).unwrap_or(0);
+    if let Some(at_ms) = whose.hint_ms {
+        let strip_at_ms = whose.strip_at_ms(&runtime.store).unwrap_or(0);
         // Left standing it would only cost the sweeper a look.
         let _ = runtime.store.move_due(Hint { identity, at_ms }, strip_at_ms).await;
     }

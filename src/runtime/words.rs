@@ -3,6 +3,7 @@
 //! Plain types; nothing here does anything.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,17 @@ pub struct RuntimeOptions {
     pub jobs_max: usize,
     /// Most requests that wait for a job at once.
     pub waiters_max: usize,
+    /// Where results go that Redis does not take. None: they are in memory alone, and lost with the process.
+    pub spool: Option<SpoolOptions>,
+}
+
+/// Where results go that Redis does not take, and how much of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpoolOptions {
+    /// The directory. Made if it is not there; only its owner may enter it. Several gateways may share it.
+    pub dir: PathBuf,
+    /// Most bytes of all files in it, those for a person among them. Beyond, results stay in memory alone.
+    pub bytes_max: u64,
 }
 
 impl Default for RuntimeOptions {
@@ -39,6 +51,7 @@ impl Default for RuntimeOptions {
             sweep: Duration::from_secs(1),
             jobs_max: 10_000,
             waiters_max: 10_000,
+            spool: None,
         }
     }
 }
@@ -227,10 +240,25 @@ pub enum ListState {
     Open,
 }
 
-/// Why a runtime cannot be started: a route without rules that hold.
+/// Why a runtime cannot be started.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("route {route:?}: {problem}")]
-pub struct StartError {
-    pub(super) route: String,
-    pub(super) problem: String,
+pub enum StartError {
+    /// A route's rules do not hold.
+    #[error("route {route:?}: {problem}")]
+    Route {
+        /// Which.
+        route: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Results could not be kept where they are to be.
+    #[error("cannot use the spool directory {}: {doing}: {why}", dir.display())]
+    Spool {
+        /// Which.
+        dir: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// Why it failed.
+        why: String,
+    },
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::extract::RawQuery;
 use axum::http::header::CONTENT_TYPE;
 use onejob::attempt::AttemptToken;
-use onejob::fingerprint::{Fingerprinted, digest, fingerprint, hex, sha256};
+use onejob::fingerprint::{Fingerprinted, digest, fingerprint, hex, second_half, sha256};
 use onejob::job::{Body, Class, Identity, JobId, JobState, Key, Owner, Payload, Rules};
 use onejob::runtime::Route;
 use onejob::store::{Begin, Read, SubmitJob, Submitted};
@@ -337,7 +337,7 @@ async fn claimed_by_a_dead_gateway(site: &Site, route: &str, key: &str, input: &
     site.redis.command::<()>(&["SET", &blob, std::str::from_utf8(input).unwrap(), "PX", &grace_ms]).await;
     let submit = SubmitJob {
         id,
-        digest,
+        digest: second_half(&digest),
         fingerprint: fingerprint(whole),
         owner: &owner,
         route,

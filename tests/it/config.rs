@@ -595,6 +595,8 @@ fn every_number_and_time_has_limits() {
         ("runtime.result_bytes_max", &["0", "536870913"]),
         ("runtime.blob_bytes_min", &["0", "1048577"]),
         ("runtime.blob_grace", &["59s"]),
+        ("runtime.spool_dir", &[""]),
+        ("runtime.spool_bytes_max", &["1", "1125899906842625"]),
         ("route.print.deadline", &["0s", "99ms", "367d"]),
         ("route.print.retention", &["0s", "1ns"]),
         ("route.print.backoff", &["0s"]),

@@ -194,7 +194,7 @@ async fn a_stopping_gateway_lets_running_attempts_finish_and_takes_no_more() {
     });
     until("no more is taken", async || matches!(runtime.submit(submission("order-2", "{}")).await, Err(SubmitError::Stopping)))
         .await;
-    assert_eq!(stopping.await.unwrap(), Drained { running: 1, unknown: 0, unwritten: 0 });
+    assert_eq!(stopping.await.unwrap(), Drained { running: 1, unknown: 0, unwritten: 0, spooled: 0 });
     assert_eq!(runtime.read(id).await.unwrap().state, JobState::Succeeded);
 }
 
@@ -210,7 +210,7 @@ async fn what_is_left_after_the_drain_is_unknown_and_counted() {
     }
     until("the calls are at the provider", async || shop.inkjet.ledger().received == 5).await;
     let drained = runtime.shutdown(Duration::from_millis(100)).await;
-    assert_eq!(drained, Drained { running: 5, unknown: 5, unwritten: 0 });
+    assert_eq!(drained, Drained { running: 5, unknown: 5, unwritten: 0, spooled: 0 });
     for id in ids {
         assert_eq!(runtime.read(id).await.unwrap().state, JobState::Unknown);
         assert_eq!(shop.executions(id), 1);
