@@ -24,6 +24,7 @@ use uuid::Uuid;
 use crate::attempt::{AttemptState, AttemptToken};
 use crate::error::StoreError;
 use crate::job::{Identity, Job, JobId, Key, Owner, Payload, locate};
+use crate::metrics;
 use crate::provider::{Request, Response};
 use crate::store::{Read, Store};
 
@@ -58,7 +59,6 @@ struct Inner {
     providers: BTreeMap<String, Arc<Lane>>,
     jobs: Arc<Semaphore>,
     pending: AtomicUsize,
-    in_hand: AtomicUsize,
     running: Mutex<HashMap<AttemptToken, Arc<Running>>>,
     timers: Timers,
     waiters: Waiters,
@@ -102,6 +102,8 @@ impl Runtime {
                 return Err(StartError { route: route.name.clone(), problem });
             }
         }
+        let named: Vec<&str> = routes.iter().map(|route| route.name.as_str()).collect();
+        metrics::start_at_zero(&providers.keys().map(String::as_str).collect::<Vec<_>>(), &named);
         let nonce = Uuid::new_v4().simple().to_string();
         let (house, stopped) = (TaskTracker::new(), CancellationToken::new());
         let (timers, ticking) = Timers::new();
@@ -112,7 +114,6 @@ impl Runtime {
             routes: routes.into_iter().map(|route| (route.name.clone(), Arc::new(route))).collect(),
             providers,
             pending: AtomicUsize::new(0),
-            in_hand: AtomicUsize::new(0),
             running: Mutex::new(HashMap::new()),
             timers,
             work: TaskTracker::new(),

@@ -213,6 +213,7 @@ impl Gateway {
         let listener = socket.listen(BACKLOG)?;
         let addr = listener.local_addr()?;
         let bodies = options.bodies_bytes_max.div_ceil(body::BODY_STEP_BYTES);
+        metrics::start_requests_at_zero();
         let app = Arc::new(App {
             runtime,
             options,
@@ -590,6 +591,7 @@ mod tests {
             for (method, described) in operations {
                 if let Some(described) = described {
                     assert_eq!(Some(operation(&method, path)), described.operation_id.as_deref(), "{method} {path}");
+                    assert!(metrics::OPERATIONS.contains(&operation(&method, path)), "{method} {path}");
                 }
             }
         }

@@ -4,7 +4,6 @@
 //! is the plan's wish (`policy.rs`); whether it may is the scripts' word.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::attempt::{AttemptState, FinishOutcome};
@@ -137,7 +136,7 @@ fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome) 
 
 /// Stores how an attempt ended, again and again until the store has it or the process must stop.
 async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdict) -> Finished {
-    let _in_hand = InHand::count(runtime);
+    let mut in_hand = None;
     let mut pause = STORE_PAUSE;
     loop {
         match try_store(runtime, attempt, verdict).await {
@@ -148,6 +147,7 @@ async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdic
             }
             Ok(finished) => return finished,
             Err(error) if error.is_retryable() || error.is_for_permission() => {
+                in_hand.get_or_insert_with(InHand::count);
                 tracing::warn!(job = %attempt.job, attempt = attempt.number, %error, "a result is kept in hand");
             }
             Err(error) => {
@@ -166,18 +166,19 @@ async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdic
     }
 }
 
-struct InHand<'a>(&'a Inner);
+/// A result that the store was offered and has not taken.
+struct InHand;
 
-impl<'a> InHand<'a> {
-    fn count(runtime: &'a Inner) -> Self {
-        metrics::results_in_hand(runtime.in_hand.fetch_add(1, Ordering::Relaxed) + 1);
-        InHand(runtime)
+impl InHand {
+    fn count() -> Self {
+        metrics::result_held();
+        InHand
     }
 }
 
-impl Drop for InHand<'_> {
+impl Drop for InHand {
     fn drop(&mut self) {
-        metrics::results_in_hand(self.0.in_hand.fetch_sub(1, Ordering::Relaxed) - 1);
+        metrics::result_let_go();
     }
 }
 

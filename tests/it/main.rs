@@ -10,6 +10,7 @@ mod contract;
 mod cases;
 mod cli;
 mod config;
+mod dashboards;
 mod http_attempts;
 mod http_auth;
 mod http_health;
