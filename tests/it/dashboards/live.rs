@@ -59,21 +59,26 @@ struct Shop {
     gateway: Process,
     addr: SocketAddr,
     client: Client,
-    _redis: Redis,
+    redis: Redis,
     _directory: tempfile::TempDir,
 }
 
 impl Shop {
+    /// With a store that a busy machine does not make impatient.
     async fn open() -> Self {
+        Shop::open_with("redis.response_timeout=5s").await
+    }
+
+    async fn open_with(setting: &str) -> Self {
         let (redis, directory) = (Redis::start().await, tempfile::tempdir().unwrap());
         let config = directory.path().join("onejob.toml");
         let token = onejob::config::token_sha256("operator");
         std::fs::write(&config, SHOP.replace("OPERATOR", &token)).unwrap();
         let mut command = onejob();
-        command.arg("--config").arg(&config).args(["serve", "--redis", redis.url()]);
+        command.arg("--config").arg(&config).args(["--set", setting, "serve", "--redis", redis.url()]);
         let gateway = Process::start(command, directory.path().join("serve.stderr")).await;
         let addr = gateway.url.strip_prefix("http://").unwrap().parse().unwrap();
-        Shop { gateway, addr, client: Client::new(addr), _redis: redis, _directory: directory }
+        Shop { gateway, addr, client: Client::new(addr), redis, _directory: directory }
     }
 
     async fn submit(&self, owner: &str, route: &str, key: &str, input: &str, status: u16) -> Value {
@@ -263,6 +268,27 @@ async fn prometheus_is_content(prometheus: &Prometheus) {
     })
     .await;
     assert_eq!(firing, ["OnejobResultsDiscarded"], "what fires on an ordinary day");
+}
+
+#[tokio::test]
+async fn results_that_redis_does_not_take_and_requests_that_wait_are_counted_until_they_are_not() {
+    let shop = Shop::open_with("redis.response_timeout=200ms").await;
+    let says = async |series: &str, value: f64| until(series, async || shop.says(series).await == value).await;
+
+    let job = shop.submit("alice", "print", "slow", r#"{"simulate":"delay=1s"}"#, 200);
+    let meanwhile = async {
+        says("onejob_waiters", 1.0).await;
+        assert_eq!(shop.says("onejob_results_in_hand").await, 0.0);
+        shop.redis.pause();
+        says("onejob_results_in_hand", 1.0).await;
+        shop.redis.resume();
+    };
+    let (job, ()) = tokio::join!(job, meanwhile);
+    assert_eq!(job["state"], "succeeded");
+    says("onejob_results_in_hand", 0.0).await;
+    says("onejob_waiters", 0.0).await;
+    assert_eq!(shop.says("onejob_waiters_limit").await, 10_000.0);
+    shop.close().await;
 }
 
 /// Three parsers: Prometheus' library with its linter, Python's, and (above) Prometheus' own scrape.
