@@ -275,7 +275,7 @@ async fn results_that_redis_does_not_take_and_requests_that_wait_are_counted_unt
     let shop = Shop::open_with("redis.response_timeout=200ms").await;
     let says = async |series: &str, value: f64| until(series, async || shop.says(series).await == value).await;
 
-    let job = shop.submit("alice", "print", "slow", r#"{"simulate":"delay=1s"}"#, 200);
+    let job = shop.submit("alice", "print", "slow", r#"{"simulate":"delay=3s"}"#, 200);
     let meanwhile = async {
         says("onejob_waiters", 1.0).await;
         assert_eq!(shop.says("onejob_results_in_hand").await, 0.0);
