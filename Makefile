@@ -29,7 +29,7 @@ lint:  ## formatting, clippy and luacheck, without changing anything
 unit:  ## the whole test suite, with nextest where it is installed
 	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run; else set -x; cargo test --lib --bins --tests; fi
 
-series:  ## whether the number of metric series stays the same over 100,000 keys; some minutes
+series:  ## whether the number of metric series stays the same over 100,000 keys; ten minutes on a busy machine
 	cargo test --test it dashboards::live::the_number_of_series_is_the_same -- --ignored --nocapture
 
 doc:  ## the documentation's examples, and its links
