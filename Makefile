@@ -1,6 +1,6 @@
 # onejob: every command of the house. `make` alone shows this list. Needs Rust (rust-version in Cargo.toml) and, for packages, apt-get.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run run test lint fmt unit doc deny tools advisories
+.PHONY: help setup setup-run run test lint fmt unit series doc deny tools advisories
 CARGO_DENY_VERSION := 0.20.2
 
 help:  ## show this list
@@ -12,8 +12,10 @@ run: setup-run  ## set everything up, then show what onejob is for and serve on 
 test: setup lint deny unit doc  ## set everything up, lint, check licences, run all tests
 	@echo "make test: everything passed"
 
-setup: setup-run  ## install what tests need: redis-server and luacheck
+setup: setup-run  ## install what tests need: redis-server, luacheck, prometheus and a parser of what it reads
 	@./.ci/package luacheck lua-check
+	@./.ci/package prometheus prometheus
+	@/usr/bin/python3 -c 'import prometheus_client' 2>/dev/null || ./.ci/package prometheus_client python3-prometheus-client
 
 setup-run:
 	@./.ci/package redis-server redis-server
@@ -26,6 +28,9 @@ lint:  ## formatting, clippy and luacheck, without changing anything
 
 unit:  ## the whole test suite, with nextest where it is installed
 	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run; else set -x; cargo test --lib --bins --tests; fi
+
+series:  ## whether the number of metric series stays the same over 100,000 keys; ten minutes on a busy machine
+	cargo test --test it dashboards::live::the_number_of_series_is_the_same -- --ignored --nocapture
 
 doc:  ## the documentation's examples, and its links
 	cargo test --doc

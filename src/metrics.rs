@@ -1,7 +1,11 @@
 //! The only place where a metric is named: every name, label and bucket.
 //!
 //! Label values come from closed sets: words of the protocol, and names from the configuration. Never a key, an owner, a job id
-//! or a text from outside. The gauges are kept by the runtime; a scrape reads memory and costs Redis nothing.
+//! or a text from outside. Every counter and histogram is there from the start, with each combination of its labels at zero: a
+//! rate sees the first event, an alert too, and the number of series does not grow. The gauges are kept by the runtime; a scrape
+//! reads memory and costs Redis nothing.
+//!
+//! `dashboards/` draws and watches them; `docs/OPERATIONS.md` says what each means.
 
 use std::time::Duration;
 
@@ -17,7 +21,7 @@ pub const RESULTS: &str = "onejob_results_total";
 pub const LATE_RESULTS: &str = "onejob_late_results_total";
 /// Jobs ended, by state.
 pub const JOBS_ENDED: &str = "onejob_jobs_ended_total";
-/// Open jobs: `pending`, `running` and `canceling` on this gateway, `unknown` and `open` in the whole store.
+/// Open jobs: `pending` and `running` on this gateway, `unknown` and `open` in the whole store.
 pub const JOBS_OPEN: &str = "onejob_jobs_open";
 /// The age of the oldest unknown job in the store.
 pub const OLDEST_UNKNOWN: &str = "onejob_oldest_unknown_seconds";
@@ -25,13 +29,13 @@ pub const OLDEST_UNKNOWN: &str = "onejob_oldest_unknown_seconds";
 pub const SCRIPT_SECONDS: &str = "onejob_script_duration_seconds";
 /// Errors of the store by class: `not_executed`, `ambiguous`, `fatal`.
 pub const STORE_ERRORS: &str = "onejob_store_errors_total";
-/// Time spent on a job besides waiting for its provider.
+/// Time spent on an attempt besides waiting for its provider.
 pub const OVERHEAD_SECONDS: &str = "onejob_overhead_seconds";
 /// Jobs of other gateways that this one went on with.
 pub const ADOPTIONS: &str = "onejob_adoptions_total";
 /// What the sweeper did: `aborted`, `unknown`, `deadline`, `stripped`, `hint_dropped`, `hint_repaired`.
 pub const SWEEPS: &str = "onejob_sweeps_total";
-/// Connections to Redis built anew, by why.
+/// Connections to Redis built anew, by why: `broken`, `readonly`, `timeouts`, `foreign`.
 pub const LANES_REBUILT: &str = "onejob_lanes_rebuilt_total";
 /// Failovers that were not allowed, by route.
 pub const FAILOVERS_DENIED: &str = "onejob_failovers_denied_total";
@@ -41,9 +45,11 @@ pub const FENCED: &str = "onejob_fenced_total";
 pub const HTTP_REQUESTS: &str = "onejob_http_requests_total";
 /// Requests that wait for a job.
 pub const WAITERS: &str = "onejob_waiters";
+/// Most requests that may wait for a job at once.
+pub const WAITERS_LIMIT: &str = "onejob_waiters_limit";
 /// 1 while Redis may evict open jobs and somebody allowed it.
 pub const EVICTION_ALLOWED: &str = "onejob_eviction_allowed";
-/// Results in hand that the store has not taken yet.
+/// Results in hand that the store was offered and has not taken.
 pub const RESULTS_IN_HAND: &str = "onejob_results_in_hand";
 /// Results that wait in the spool directory.
 pub const SPOOL_RESULTS: &str = "onejob_spool_results";
@@ -54,30 +60,63 @@ pub const SPOOLED: &str = "onejob_spooled_total";
 pub const SECONDS_BUCKETS: [f64; 14] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 
-/// Every metric with its kind, for dashboards and tests.
-pub const ALL: [(&str, Kind); 21] = [
-    (SUBMITS, Kind::Counter),
-    (ATTEMPTS, Kind::Counter),
-    (RESULTS, Kind::Counter),
-    (LATE_RESULTS, Kind::Counter),
-    (JOBS_ENDED, Kind::Counter),
-    (JOBS_OPEN, Kind::Gauge),
-    (OLDEST_UNKNOWN, Kind::Gauge),
-    (SCRIPT_SECONDS, Kind::Histogram),
-    (STORE_ERRORS, Kind::Counter),
-    (OVERHEAD_SECONDS, Kind::Histogram),
-    (ADOPTIONS, Kind::Counter),
-    (SWEEPS, Kind::Counter),
-    (LANES_REBUILT, Kind::Counter),
-    (FAILOVERS_DENIED, Kind::Counter),
-    (FENCED, Kind::Counter),
-    (HTTP_REQUESTS, Kind::Counter),
-    (WAITERS, Kind::Gauge),
-    (EVICTION_ALLOWED, Kind::Gauge),
-    (RESULTS_IN_HAND, Kind::Gauge),
-    (SPOOL_RESULTS, Kind::Gauge),
-    (SPOOLED, Kind::Counter),
+const SUBMIT_RESULTS: &[&str] = &["created", "existing", "conflict", "gone", "collision", "refused", "error"];
+const OUTCOMES: &[&str] = &["succeeded", "rejected", "not_sent", "invalid_output", "unknown"];
+const FATES: &[&str] = &["won", "discarded"];
+const ENDED_STATES: &[&str] = &["succeeded", "failed", "canceled", "indeterminate"];
+const OPEN_STATES: &[&str] = &["pending", "running", "unknown", "open"];
+const SCRIPTS: &[&str] = &[
+    "submit_job",
+    "begin_attempt",
+    "mark_running",
+    "extend_lease",
+    "finish_attempt",
+    "resolve_attempt",
+    "cancel_job",
+    "tick_job",
+    "reopen_job",
+    "read_job",
+    "settle_hint",
 ];
+const ERROR_CLASSES: &[&str] = &["not_executed", "ambiguous", "fatal"];
+const SWEPT: &[&str] = &["aborted", "unknown", "deadline", "stripped", "hint_dropped", "hint_repaired"];
+const SPOOL_FATES: &[&str] = &["written", "stored", "bad", "orphan", "refused"];
+const REBUILT_WHY: &[&str] = &["broken", "readonly", "timeouts", "foreign"];
+/// What a request asks for: the operation ids of the description, and `none`.
+pub(crate) const OPERATIONS: &[&str] = &[
+    "list_jobs",
+    "submit_job",
+    "read_job",
+    "cancel_job",
+    "cancel_by_key",
+    "reopen_job",
+    "begin_attempt",
+    "mark_running",
+    "extend_lease",
+    "finish_attempt",
+    "resolve_attempt",
+    "pass_through",
+    "proxy",
+    "healthz",
+    "readyz",
+    "metrics",
+    "openapi",
+    "none",
+];
+const STATUS_CLASSES: &[&str] = &["1xx", "2xx", "3xx", "4xx", "5xx"];
+
+/// One metric, as dashboards, alerts and tests know it.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// Its whole name.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// One sentence for who meets it in a scrape.
+    pub help: &'static str,
+    /// Its labels, besides a histogram's `le`.
+    pub labels: &'static [(&'static str, Values)],
+}
 
 /// What kind of metric a name is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,40 +129,141 @@ pub enum Kind {
     Histogram,
 }
 
-/// Describes every metric to the recorder. Call once, after installing one.
+/// What a label may say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Values {
+    /// One of these words.
+    Words(&'static [&'static str]),
+    /// The name of a provider.
+    Providers,
+    /// The name of a route.
+    Routes,
+}
+
+impl Metric {
+    const fn counter(name: &'static str, help: &'static str, labels: &'static [(&'static str, Values)]) -> Self {
+        Metric { name, kind: Kind::Counter, help, labels }
+    }
+
+    const fn gauge(name: &'static str, help: &'static str, labels: &'static [(&'static str, Values)]) -> Self {
+        Metric { name, kind: Kind::Gauge, help, labels }
+    }
+
+    const fn histogram(name: &'static str, help: &'static str, labels: &'static [(&'static str, Values)]) -> Self {
+        Metric { name, kind: Kind::Histogram, help, labels }
+    }
+
+    /// Every combination of what its labels may say.
+    fn combinations(&self, providers: &[&str], routes: &[&str]) -> Vec<Vec<metrics::Label>> {
+        let mut combinations = vec![Vec::new()];
+        for (label, values) in self.labels {
+            let values = match values {
+                Values::Words(words) => words,
+                Values::Providers => providers,
+                Values::Routes => routes,
+            };
+            let longer = |shorter: &Vec<metrics::Label>| {
+                let of = |value: &&str| [&shorter[..], &[metrics::Label::new(*label, (*value).to_owned())]].concat();
+                values.iter().map(of).collect::<Vec<_>>()
+            };
+            combinations = combinations.iter().flat_map(longer).collect();
+        }
+        combinations
+    }
+
+    fn start_at_zero(&self, providers: &[&str], routes: &[&str]) {
+        for labels in self.combinations(providers, routes) {
+            match self.kind {
+                Kind::Counter => counter!(self.name, labels).increment(0),
+                Kind::Histogram => drop(histogram!(self.name, labels)),
+                // What nobody has measured yet is not 0.
+                Kind::Gauge => {}
+            }
+        }
+    }
+}
+
+/// Every metric, for dashboards and tests, in the order of their names above.
+pub const ALL: [Metric; 22] = [
+    Metric::counter(SUBMITS, "Submits by result.", &[("result", Values::Words(SUBMIT_RESULTS))]),
+    Metric::counter(
+        ATTEMPTS,
+        "Attempts by provider and outcome.",
+        &[("provider", Values::Providers), ("outcome", Values::Words(OUTCOMES))],
+    ),
+    Metric::counter(RESULTS, "Results by fate: won or discarded.", &[("fate", Values::Words(FATES))]),
+    Metric::counter(LATE_RESULTS, "Successes that arrived after their attempt had been given up.", &[]),
+    Metric::counter(JOBS_ENDED, "Jobs ended by this gateway, by state.", &[("state", Values::Words(ENDED_STATES))]),
+    Metric::gauge(
+        JOBS_OPEN,
+        "Open jobs: pending and running on this gateway; unknown and open in the whole store.",
+        &[("state", Values::Words(OPEN_STATES))],
+    ),
+    Metric::gauge(OLDEST_UNKNOWN, "Age of the oldest unknown job in the store.", &[]),
+    Metric::histogram(SCRIPT_SECONDS, "Round trip of a script, by script.", &[("script", Values::Words(SCRIPTS))]),
+    Metric::counter(STORE_ERRORS, "Errors of the store by class.", &[("class", Values::Words(ERROR_CLASSES))]),
+    Metric::histogram(OVERHEAD_SECONDS, "Time spent on an attempt besides waiting for its provider.", &[]),
+    Metric::counter(ADOPTIONS, "Jobs of other gateways that this one went on with.", &[]),
+    Metric::counter(SWEEPS, "What the sweeper did.", &[("what", Values::Words(SWEPT))]),
+    Metric::counter(LANES_REBUILT, "Connections to Redis built anew.", &[("why", Values::Words(REBUILT_WHY))]),
+    Metric::counter(FAILOVERS_DENIED, "Failovers that were not allowed, by route.", &[("route", Values::Routes)]),
+    Metric::counter(FENCED, "Attempts not sent because their lease had run out.", &[]),
+    Metric::counter(
+        HTTP_REQUESTS,
+        "HTTP requests by operation and status class.",
+        &[("operation", Values::Words(OPERATIONS)), ("status", Values::Words(STATUS_CLASSES))],
+    ),
+    Metric::gauge(WAITERS, "Requests that wait for a job.", &[]),
+    Metric::gauge(WAITERS_LIMIT, "Most requests that may wait for a job at once.", &[]),
+    Metric::gauge(EVICTION_ALLOWED, "1 while Redis may evict open jobs and somebody allowed it.", &[]),
+    Metric::gauge(RESULTS_IN_HAND, "Results in hand that the store was offered and has not taken.", &[]),
+    Metric::gauge(SPOOL_RESULTS, "Results that wait in the spool directory.", &[]),
+    Metric::counter(SPOOLED, "Files of the spool by fate.", &[("fate", Values::Words(SPOOL_FATES))]),
+];
+
+/// Describes every metric to the recorder. Call once, after installing one and before starting a runtime.
 pub fn describe() {
-    describe_counter!(SUBMITS, "Submits by result.");
-    describe_counter!(ATTEMPTS, "Attempts by provider and outcome.");
-    describe_counter!(RESULTS, "Results by fate: won or discarded.");
-    describe_counter!(LATE_RESULTS, "Successes that arrived after their attempt had been given up.");
-    describe_counter!(JOBS_ENDED, "Jobs ended by this gateway, by state.");
-    describe_gauge!(JOBS_OPEN, "Open jobs: pending, running, canceling on this gateway; unknown and open in the store.");
-    describe_gauge!(OLDEST_UNKNOWN, Unit::Seconds, "Age of the oldest unknown job in the store.");
-    describe_histogram!(SCRIPT_SECONDS, Unit::Seconds, "Round trip of a script, by script.");
-    describe_counter!(STORE_ERRORS, "Errors of the store by class.");
-    describe_histogram!(OVERHEAD_SECONDS, Unit::Seconds, "Time spent on a job besides waiting for its provider.");
-    describe_counter!(ADOPTIONS, "Jobs of other gateways that this one went on with.");
-    describe_counter!(SWEEPS, "What the sweeper did.");
-    describe_counter!(LANES_REBUILT, "Connections to Redis built anew.");
-    describe_counter!(FAILOVERS_DENIED, "Failovers that were not allowed, by route.");
-    describe_counter!(FENCED, "Attempts not sent because their lease had run out.");
-    describe_counter!(HTTP_REQUESTS, "HTTP requests by operation and status class.");
-    describe_gauge!(WAITERS, "Requests that wait for a job.");
-    describe_gauge!(EVICTION_ALLOWED, "1 while Redis may evict open jobs and somebody allowed it.");
-    describe_gauge!(RESULTS_IN_HAND, "Results in hand that the store has not taken yet.");
-    describe_gauge!(SPOOL_RESULTS, "Results that wait in the spool directory.");
-    describe_counter!(SPOOLED, "Files of the spool by fate.");
+    for Metric { name, kind, help, .. } in ALL {
+        let unit = if name.ends_with("_seconds") { Unit::Seconds } else { Unit::Count };
+        match kind {
+            Kind::Counter => describe_counter!(name, unit, help),
+            Kind::Gauge => describe_gauge!(name, unit, help),
+            Kind::Histogram => describe_histogram!(name, unit, help),
+        }
+    }
+}
+
+/// Sets at zero what a runtime with these providers and routes may count.
+pub(crate) fn start_at_zero(providers: &[&str], routes: &[&str]) {
+    for metric in ALL.iter().filter(|metric| metric.name != HTTP_REQUESTS) {
+        metric.start_at_zero(providers, routes);
+    }
+    // Gauges that are changed, not set.
+    for gauge in [WAITERS, RESULTS_IN_HAND] {
+        gauge!(gauge).increment(0.0);
+    }
+}
+
+/// Sets at zero what a server may count.
+#[cfg(feature = "gateway")]
+pub(crate) fn start_requests_at_zero() {
+    for metric in ALL.iter().filter(|metric| metric.name == HTTP_REQUESTS) {
+        metric.start_at_zero(&[], &[]);
+    }
 }
 
 pub(crate) fn submit(result: &'static str) {
+    debug_assert!(SUBMIT_RESULTS.contains(&result), "{result}");
     counter!(SUBMITS, "result" => result).increment(1);
 }
 
 pub(crate) fn attempt(provider: &str, outcome: &'static str) {
+    debug_assert!(OUTCOMES.contains(&outcome), "{outcome}");
     counter!(ATTEMPTS, "provider" => provider.to_owned(), "outcome" => outcome).increment(1);
 }
 
 pub(crate) fn result(fate: &'static str) {
+    debug_assert!(FATES.contains(&fate), "{fate}");
     counter!(RESULTS, "fate" => fate).increment(1);
 }
 
@@ -132,10 +272,12 @@ pub(crate) fn late_result() {
 }
 
 pub(crate) fn job_ended(state: &'static str) {
+    debug_assert!(ENDED_STATES.contains(&state), "{state}");
     counter!(JOBS_ENDED, "state" => state).increment(1);
 }
 
 pub(crate) fn jobs_open(state: &'static str, jobs: u64) {
+    debug_assert!(OPEN_STATES.contains(&state), "{state}");
     gauge!(JOBS_OPEN, "state" => state).set(jobs as f64);
 }
 
@@ -144,10 +286,12 @@ pub(crate) fn oldest_unknown(age: Duration) {
 }
 
 pub(crate) fn script(name: &'static str, took: Duration) {
+    debug_assert!(SCRIPTS.contains(&name), "{name}");
     histogram!(SCRIPT_SECONDS, "script" => name).record(took.as_secs_f64());
 }
 
 pub(crate) fn store_error(class: &'static str) {
+    debug_assert!(ERROR_CLASSES.contains(&class), "{class}");
     counter!(STORE_ERRORS, "class" => class).increment(1);
 }
 
@@ -160,10 +304,12 @@ pub(crate) fn adoption() {
 }
 
 pub(crate) fn swept(what: &'static str, jobs: u64) {
+    debug_assert!(SWEPT.contains(&what), "{what}");
     counter!(SWEEPS, "what" => what).increment(jobs);
 }
 
 pub(crate) fn lane_rebuilt(why: &'static str) {
+    debug_assert!(REBUILT_WHY.contains(&why), "{why}");
     counter!(LANES_REBUILT, "why" => why).increment(1);
 }
 
@@ -177,19 +323,35 @@ pub(crate) fn fenced() {
 
 #[cfg(feature = "gateway")]
 pub(crate) fn http_request(operation: &'static str, status_class: &'static str) {
+    debug_assert!(OPERATIONS.contains(&operation) && STATUS_CLASSES.contains(&status_class), "{operation} {status_class}");
     counter!(HTTP_REQUESTS, "operation" => operation, "status" => status_class).increment(1);
 }
 
-pub(crate) fn waiters(waiters: usize) {
-    gauge!(WAITERS).set(waiters as f64);
+/// Somebody begins to wait. Changed, not set: what two threads set in the wrong order would stay wrong.
+pub(crate) fn waiter_came() {
+    gauge!(WAITERS).increment(1.0);
+}
+
+pub(crate) fn waiter_left() {
+    gauge!(WAITERS).decrement(1.0);
+}
+
+pub(crate) fn waiters_limit(limit: usize) {
+    gauge!(WAITERS_LIMIT).set(limit as f64);
 }
 
 pub(crate) fn eviction_allowed(allowed: u8) {
     gauge!(EVICTION_ALLOWED).set(f64::from(allowed));
 }
 
-pub(crate) fn results_in_hand(results: usize) {
-    gauge!(RESULTS_IN_HAND).set(results as f64);
+/// The store did not take a result; it is kept in hand.
+pub(crate) fn result_held() {
+    gauge!(RESULTS_IN_HAND).increment(1.0);
+}
+
+/// A result that was in hand is no longer.
+pub(crate) fn result_let_go() {
+    gauge!(RESULTS_IN_HAND).decrement(1.0);
 }
 
 pub(crate) fn spool_results(results: usize) {
@@ -198,4 +360,29 @@ pub(crate) fn spool_results(results: usize) {
 
 pub(crate) fn spooled(fate: &'static str) {
     counter!(SPOOLED, "fate" => fate).increment(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::JobState;
+    use crate::store::Script;
+
+    #[test]
+    fn words_of_labels_are_those_of_the_protocol() {
+        let scripts: Vec<_> = Script::ALL.iter().map(|script| script.name()).collect();
+        assert_eq!(SCRIPTS, scripts);
+        let ended: Vec<_> = JobState::ALL.iter().filter(|state| state.is_ended()).map(|state| state.as_str()).collect();
+        assert_eq!(ENDED_STATES, ended);
+    }
+
+    #[test]
+    fn a_metric_has_a_series_for_every_combination_of_its_labels() {
+        let attempts = ALL.iter().find(|metric| metric.name == ATTEMPTS).unwrap();
+        let combinations = attempts.combinations(&["laser", "inkjet"], &["print"]);
+        assert_eq!(combinations.len(), 2 * OUTCOMES.len());
+        let told = |label: &metrics::Label| format!("{}={}", label.key(), label.value());
+        let first: Vec<_> = combinations[0].iter().map(told).collect();
+        assert_eq!(first, ["provider=laser", "outcome=succeeded"]);
+    }
 }

@@ -24,6 +24,7 @@ use uuid::Uuid;
 use crate::attempt::{AttemptState, AttemptToken};
 use crate::error::StoreError;
 use crate::job::{Identity, Job, JobId, Key, Owner, Payload, locate};
+use crate::metrics;
 use crate::provider::{Request, Response};
 use crate::store::{Read, Store};
 
@@ -65,7 +66,6 @@ struct Inner {
     pending: AtomicUsize,
     /// Places for taking away hints that nobody needs.
     forgetting: Arc<Semaphore>,
-    in_hand: AtomicUsize,
     /// Whoever has a result in hand; joined on shutdown, so that none is dropped before it is in the spool.
     hands: TaskTracker,
     /// What was in hand when the gateway stopped.
@@ -122,6 +122,8 @@ impl Runtime {
             }
         }
         let spool = options.spool.clone().map(Spool::open).transpose()?;
+        let named: Vec<&str> = routes.iter().map(|route| route.name.as_str()).collect();
+        metrics::start_at_zero(&providers.keys().map(String::as_str).collect::<Vec<_>>(), &named);
         let nonce = Uuid::new_v4().simple().to_string();
         let (house, stopped) = (TaskTracker::new(), CancellationToken::new());
         let (timers, ticking) = Timers::new();
@@ -133,7 +135,6 @@ impl Runtime {
             providers,
             pending: AtomicUsize::new(0),
             forgetting: Arc::new(Semaphore::new(FORGETTING_MAX)),
-            in_hand: AtomicUsize::new(0),
             hands: TaskTracker::new(),
             left_in_hand: LeftInHand::default(),
             spool: spool.clone(),

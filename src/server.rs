@@ -264,6 +264,7 @@ impl Gateway {
         let bodies = options.bodies_bytes_max.div_ceil(body::BODY_STEP_BYTES);
         let answers = options.answers_bytes_max.div_ceil(answer::ANSWER_STEP_BYTES).min(Semaphore::MAX_PERMITS);
         let detached = Arc::new(Semaphore::new(options.detached_max.min(Semaphore::MAX_PERMITS)));
+        metrics::start_requests_at_zero();
         let app = Arc::new(App {
             runtime,
             options,
@@ -647,6 +648,7 @@ mod tests {
             for (method, described) in operations {
                 if let Some(described) = described {
                     assert_eq!(Some(operation(&method, path)), described.operation_id.as_deref(), "{method} {path}");
+                    assert!(metrics::OPERATIONS.contains(&operation(&method, path)), "{method} {path}");
                 }
             }
         }

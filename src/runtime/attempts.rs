@@ -225,7 +225,7 @@ pub(crate) async fn drive(
     mut attempt: Arc<Running>,
     mut rendered: Rendered,
     mut room: Room,
-    began: Instant,
+    mut began: Instant,
 ) {
     loop {
         runtime.timers.set(Timer::Heartbeat(Arc::downgrade(&attempt)), runtime.options.lease / 3).await;
@@ -252,6 +252,8 @@ pub(crate) async fn drive(
             Some(begun) => (attempt, rendered, room) = begun,
             None => return,
         }
+        // Another attempt's waiting and the pause before this one are not our doing.
+        began = Instant::now();
     }
 }
 

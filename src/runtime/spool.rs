@@ -236,7 +236,8 @@ impl Kept {
 
     /// Its job is not there any more: for a person.
     pub(super) async fn orphan(self) {
-        tracing::error!(file = self.name, dir = %self.spool.dir.display(), "a verdict without a job is kept for a person, as ….orphan");
+        let dir = self.spool.dir.display();
+        tracing::error!(file = self.name, %dir, "a verdict without a job is kept for a person, as ….orphan");
         self.spool.put_aside(&self.name, ORPHAN).await;
         self.leave();
     }
@@ -299,7 +300,8 @@ async fn scan(runtime: &Arc<Inner>, spool: &Arc<Spool>, told: &mut HashSet<Strin
         let (whose, verdict) = match blocking(move || read_file(&path)).await {
             Ok(Ok(sheet)) => sheet,
             Ok(Err(what)) => {
-                tracing::error!(file = name, dir = %spool.dir.display(), what, "a file of the spool cannot be read and is put aside as ….bad");
+                let dir = spool.dir.display();
+                tracing::error!(file = name, %dir, what, "a file of the spool cannot be read; put aside as ….bad");
                 spool.put_aside(&name, BAD).await;
                 continue;
             }

@@ -190,7 +190,7 @@ fn one_line(text: &str) -> String {
 /// Stores how an attempt ended: in memory again and again, and after a moment in the spool too, until the store has it or the process
 /// must stop.
 async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdict) -> Finished {
-    let in_hand = InHand::count(runtime, attempt);
+    let in_hand = InHand::take(runtime, attempt);
     let whose = attempt.whose();
     let mut storing = std::pin::pin!(store_until_taken(runtime, &whose, verdict));
     let at_once = tokio::select! {
@@ -256,10 +256,12 @@ async fn keep(runtime: &Inner, whose: &Whose, verdict: &Verdict) -> Option<Kept>
 
 /// Stores a verdict, again and again until the store takes it or refuses it for good.
 async fn store_until_taken(runtime: &Arc<Inner>, whose: &Whose, verdict: &Verdict) -> Result<Finished, StoreError> {
+    let mut held = None;
     let mut pause = STORE_PAUSE;
     loop {
         match try_store(runtime, whose, verdict).await {
             Err(error) if error.is_retryable() || error.is_for_permission() => {
+                held.get_or_insert_with(Held::count);
                 tracing::warn!(job = %whose.job, attempt = whose.number, %error, "a result is kept in hand");
             }
             done => return done,
@@ -269,7 +271,7 @@ async fn store_until_taken(runtime: &Arc<Inner>, whose: &Whose, verdict: &Verdic
     }
 }
 
-/// Counts a result in hand, and keeps a stopping gateway waiting until it is stored or in the spool.
+/// A result in hand: keeps a stopping gateway waiting until it is stored or in the spool.
 struct InHand<'a> {
     runtime: &'a Inner,
     attempt: &'a Running,
@@ -277,9 +279,8 @@ struct InHand<'a> {
 }
 
 impl<'a> InHand<'a> {
-    fn count(runtime: &'a Inner, attempt: &'a Running) -> Self {
+    fn take(runtime: &'a Inner, attempt: &'a Running) -> Self {
         attempt.in_hand.store(true, Ordering::Relaxed);
-        metrics::results_in_hand(runtime.in_hand.fetch_add(1, Ordering::Relaxed) + 1);
         InHand { runtime, attempt, _hand: runtime.hands.token() }
     }
 
@@ -301,9 +302,19 @@ impl<'a> InHand<'a> {
     }
 }
 
-impl Drop for InHand<'_> {
+/// A result that the store was offered and has not taken.
+struct Held;
+
+impl Held {
+    fn count() -> Self {
+        metrics::result_held();
+        Held
+    }
+}
+
+impl Drop for Held {
     fn drop(&mut self) {
-        metrics::results_in_hand(self.runtime.in_hand.fetch_sub(1, Ordering::Relaxed) - 1);
+        metrics::result_let_go();
     }
 }
 

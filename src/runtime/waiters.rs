@@ -64,13 +64,14 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let waiting = self.shared.waiting.fetch_sub(1, Ordering::Relaxed) - 1;
-        metrics::waiters(waiting);
+        self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+        metrics::waiter_left();
     }
 }
 
 impl Waiters {
     pub(crate) fn new(store: Store, limit: usize, tasks: TaskTracker, stopped: CancellationToken) -> Self {
+        metrics::waiters_limit(limit);
         let shared = Shared { store, followed: Mutex::new(HashMap::new()), waiting: AtomicUsize::new(0) };
         Waiters { shared: Arc::new(shared), limit, tasks, stopped }
     }
@@ -85,7 +86,7 @@ impl Waiters {
             self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
             return Err(ReadError::TooManyWaiters { limit: self.limit });
         }
-        metrics::waiters(waiting);
+        metrics::waiter_came();
         let mut followed = self.shared.followed();
         let mut news = match followed.get(&identity) {
             Some(one) => one.news.subscribe(),

@@ -34,7 +34,8 @@ providers = ["laser"]
 providers = ["plotter"]
 "#;
 
-fn onejob() -> Command {
+/// The program, with nothing in its environment that it would read.
+pub fn onejob() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_onejob"));
     for name in ["ONEJOB_CONFIG", "ONEJOB_GATEWAY", "ONEJOB_LOG", "ONEJOB_TOKEN", "USER"] {
         command.env_remove(name);
@@ -44,7 +45,7 @@ fn onejob() -> Command {
 }
 
 /// What a process left behind.
-struct Ended {
+pub struct Ended {
     code: i32,
     stdout: String,
     stderr: String,
@@ -56,7 +57,7 @@ impl Ended {
     }
 
     #[track_caller]
-    fn expect(self, code: i32) -> Self {
+    pub fn expect(self, code: i32) -> Self {
         assert_eq!(self.code, code, "stdout: {}\nstderr: {}", self.stdout, self.stderr);
         self
     }
@@ -109,14 +110,14 @@ impl Home {
 }
 
 /// A process that says where it listens, and goes on.
-struct Process {
+pub struct Process {
     child: Child,
-    url: String,
+    pub url: String,
     stderr: PathBuf,
 }
 
 impl Process {
-    async fn start(mut command: Command, stderr: PathBuf) -> Self {
+    pub async fn start(mut command: Command, stderr: PathBuf) -> Self {
         command.stdout(Stdio::piped()).stderr(std::fs::File::create(&stderr).unwrap());
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -167,7 +168,7 @@ impl Process {
         Ended { code: status.code().expect("it was not killed"), stdout: String::new(), stderr: self.words() }
     }
 
-    async fn terminate(self) -> Ended {
+    pub async fn terminate(self) -> Ended {
         self.signal(Signal::TERM);
         self.ended().await
     }

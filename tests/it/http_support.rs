@@ -261,7 +261,7 @@ pub struct Client {
 }
 
 impl Client {
-    fn new(addr: SocketAddr) -> Client {
+    pub fn new(addr: SocketAddr) -> Client {
         let http = HyperClient::builder(TokioExecutor::new()).retry_canceled_requests(false).build_http();
         Client { addr, token: String::new(), http }
     }

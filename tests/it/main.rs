@@ -14,6 +14,7 @@ mod bounds_sweeps;
 mod cases;
 mod cli;
 mod config;
+mod dashboards;
 mod http_attempts;
 mod http_auth;
 mod http_health;

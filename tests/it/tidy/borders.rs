@@ -87,7 +87,7 @@ fn every_metric_is_in_the_list_and_in_the_handbook() {
         .filter_map(|line| line.strip_prefix("pub const ")?.split_once(": &str = \"onejob_")?.1.split('"').next())
         .map(|name| format!("onejob_{name}"))
         .collect();
-    let all: Vec<_> = onejob::metrics::ALL.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let all: Vec<_> = onejob::metrics::ALL.iter().map(|metric| metric.name.to_owned()).collect();
     assert_eq!(constants, all, "the constants of src/metrics.rs and its ALL, in this order");
     let handbook = root().join("docs/OPERATIONS.md");
     let handbook = read(&handbook);
