@@ -9,6 +9,7 @@ local SCHEMA = 1
 local EVENTS_MAX = 32     -- the last events off the happy path that a record keeps
 local REQUESTS_MAX = 16   -- the last requests that a record remembers
 local ABORTED_MAX = 8     -- attempts that touched no provider, beyond the route's own attempts
+local STARTING_LOST_MAX = 3   -- attempts whose holders died before anything was sent: a gateway each
 local ATTEMPTS_MAX = 4294967295   -- readers count a route's attempts in 32 bits
 
 -- The record of a job.
@@ -36,6 +37,8 @@ local SINCE_CREATED = {
   P.updated_ms, P.ended_ms, P.deadline_ms, P.next_at_ms, P.holder_lease_ms, P.retain_until_ms,
 }
 local SINCE_CREATED_ATTEMPT = { A.started_ms, A.lease_ms, A.ended_ms }
+
+local LAPSED = 'lease_lapsed'   -- the reason of an attempt that nobody kept alive
 
 local ECHO = ''        -- what the caller recognizes its reply by; each body sets it
 local JUST_ENDED = false
@@ -173,6 +176,18 @@ local function exhausted(record)
   local made = #record[P.attempts]
   local limit = record[P.policy][L.attempts_max]
   return made - count.aborted >= limit or made >= limit + ABORTED_MAX
+end
+
+-- How many attempts lapsed before anything was sent, since the job was submitted or reopened.
+local function lost(record)
+  local count = 0
+  for _, attempt in ipairs(record[P.attempts]) do
+    local lapsed = attempt[A.state] == 'aborted' and attempt[A.reason] == LAPSED
+    if lapsed and attempt[A.version] == record[P.version] then
+      count = count + 1
+    end
+  end
+  return count
 end
 
 -- The attempt of that number if the token is its own, else nil.

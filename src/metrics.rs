@@ -17,7 +17,8 @@ pub const RESULTS: &str = "onejob_results_total";
 pub const LATE_RESULTS: &str = "onejob_late_results_total";
 /// Jobs ended, by state.
 pub const JOBS_ENDED: &str = "onejob_jobs_ended_total";
-/// Open jobs: `pending`, `running` and `canceling` on this gateway, `unknown` and `open` in the whole store.
+/// Open jobs: `pending`, `running` and `canceling` (as of the last heartbeat) on this gateway,
+/// `unknown` and `open` in the whole store.
 pub const JOBS_OPEN: &str = "onejob_jobs_open";
 /// The age of the oldest unknown job in the store.
 pub const OLDEST_UNKNOWN: &str = "onejob_oldest_unknown_seconds";
@@ -25,11 +26,11 @@ pub const OLDEST_UNKNOWN: &str = "onejob_oldest_unknown_seconds";
 pub const SCRIPT_SECONDS: &str = "onejob_script_duration_seconds";
 /// Errors of the store by class: `not_executed`, `ambiguous`, `fatal`.
 pub const STORE_ERRORS: &str = "onejob_store_errors_total";
-/// Time spent on a job besides waiting for its provider.
+/// A job's time on this gateway besides its calls to providers and the delays between them.
 pub const OVERHEAD_SECONDS: &str = "onejob_overhead_seconds";
 /// Jobs of other gateways that this one went on with.
 pub const ADOPTIONS: &str = "onejob_adoptions_total";
-/// What the sweeper did: `aborted`, `unknown`, `deadline`, `stripped`, `hint_dropped`, `hint_repaired`.
+/// What the sweeper did: `aborted`, `unknown`, `poisoned`, `deadline`, `stripped`, `hint_dropped`, `hint_repaired`.
 pub const SWEEPS: &str = "onejob_sweeps_total";
 /// Connections to Redis built anew, by why.
 pub const LANES_REBUILT: &str = "onejob_lanes_rebuilt_total";
@@ -101,7 +102,11 @@ pub fn describe() {
     describe_gauge!(OLDEST_UNKNOWN, Unit::Seconds, "Age of the oldest unknown job in the store.");
     describe_histogram!(SCRIPT_SECONDS, Unit::Seconds, "Round trip of a script, by script.");
     describe_counter!(STORE_ERRORS, "Errors of the store by class.");
-    describe_histogram!(OVERHEAD_SECONDS, Unit::Seconds, "Time spent on a job besides waiting for its provider.");
+    describe_histogram!(
+        OVERHEAD_SECONDS,
+        Unit::Seconds,
+        "A job's time on a gateway besides its calls to providers and the delays between them."
+    );
     describe_counter!(ADOPTIONS, "Jobs of other gateways that this one went on with.");
     describe_counter!(SWEEPS, "What the sweeper did.");
     describe_counter!(LANES_REBUILT, "Connections to Redis built anew.");

@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::attempt::{AttemptToken, FinishOutcome};
+use crate::failpoint::failpoint;
 use crate::fingerprint::{hex, sha256};
 use crate::job::JobId;
 use crate::metrics;
@@ -236,7 +237,8 @@ impl Kept {
 
     /// Its job is not there any more: for a person.
     pub(super) async fn orphan(self) {
-        tracing::error!(file = self.name, dir = %self.spool.dir.display(), "a verdict without a job is kept for a person, as ….orphan");
+        let dir = self.spool.dir.display();
+        tracing::error!(file = self.name, %dir, "a verdict without a job is kept for a person, as ….orphan");
         self.spool.put_aside(&self.name, ORPHAN).await;
         self.leave();
     }
@@ -299,7 +301,8 @@ async fn scan(runtime: &Arc<Inner>, spool: &Arc<Spool>, told: &mut HashSet<Strin
         let (whose, verdict) = match blocking(move || read_file(&path)).await {
             Ok(Ok(sheet)) => sheet,
             Ok(Err(what)) => {
-                tracing::error!(file = name, dir = %spool.dir.display(), what, "a file of the spool cannot be read and is put aside as ….bad");
+                let dir = spool.dir.display();
+                tracing::error!(file = name, %dir, what, "a file of the spool cannot be read and is put aside as ….bad");
                 spool.put_aside(&name, BAD).await;
                 continue;
             }
@@ -323,7 +326,9 @@ async fn scan(runtime: &Arc<Inner>, spool: &Arc<Spool>, told: &mut HashSet<Strin
             Ok(finished) => {
                 tracing::info!(job = %whose.job, attempt = whose.number, outcome = verdict.outcome.as_str(), "stored from the spool");
                 count_finish(&finished, verdict.outcome);
+                failpoint!("spool.stored");
                 spool.stored(&name).await;
+                failpoint!("spool.removed");
                 let identity = whose.job.identity();
                 runtime.waiters.wake(identity);
                 // Its hints are put right, and it goes on if it can.
@@ -414,12 +419,16 @@ fn read_file(path: &Path) -> io::Result<Result<(Whose, Verdict), &'static str>> 
 fn write_down(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let path = dir.join(name);
     let temporary = path.with_extension("verdict.tmp");
-    let written = write_file(&temporary, bytes).and_then(|()| fs::rename(&temporary, &path));
+    let written = write_file(&temporary, bytes).and_then(|()| {
+        failpoint!("spool.temporary");
+        fs::rename(&temporary, &path)
+    });
     if let Err(error) = written {
         // It may not even be there.
         let _ = fs::remove_file(&temporary);
         return Err(error);
     }
+    failpoint!("spool.renamed");
     File::open(dir)?.sync_all()
 }
 

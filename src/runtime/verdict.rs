@@ -11,6 +11,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::attempt::{AttemptState, AttemptToken, FinishOutcome};
 use crate::error::StoreError;
+use crate::failpoint::failpoint;
 use crate::job::{JobId, JobState};
 use crate::metrics;
 use crate::policy::{self, FailoverOn, GateSaid, Next, Try};
@@ -76,6 +77,7 @@ pub(super) async fn conclude(
     metrics::attempt(&attempt.lane.slot.name, outcome.word());
     let verdict = judge(runtime, work, attempt, outcome);
     let finished = store_verdict(runtime, attempt, &verdict).await;
+    failpoint!("finish.stored");
     if verdict.outcome == FinishOutcome::Unknown {
         let (job, provider, reason) = (attempt.job, &attempt.lane.slot.name, &verdict.reason);
         tracing::warn!(%job, attempt = attempt.number, provider, reason, "an attempt is unknown; nothing else begins for its key");
@@ -90,7 +92,7 @@ pub(super) async fn conclude(
             verdict.next
         }
         Finished::Recorded { job } if job.is_ended() => {
-            if let Some(at_ms) = attempt.hint_ms {
+            if let Some(at_ms) = attempt.hint_ms.filter(|_| !has_blob(runtime, &verdict)) {
                 let hint = Hint { identity: attempt.job.identity(), at_ms };
                 // Left standing it would only cost the sweeper a look.
                 let _ = runtime.store.move_due(hint, attempt.whose().strip_at_ms(&runtime.store).unwrap_or(0)).await;
@@ -280,6 +282,7 @@ impl Drop for InHand<'_> {
 pub(super) async fn try_store(runtime: &Arc<Inner>, whose: &Whose, verdict: &Verdict) -> Result<Finished, StoreError> {
     let identity = whose.job.identity();
     let result = runtime.payload(identity, verdict.response.as_ref()).await?;
+    failpoint!("finish.blob");
     let finish = FinishAttempt {
         job: whose.job,
         number: whose.number,
@@ -290,10 +293,11 @@ pub(super) async fn try_store(runtime: &Arc<Inner>, whose: &Whose, verdict: &Ver
         remote_id: &verdict.remote_id,
         model: &verdict.model,
         follow: verdict.follow,
-        hint_ms: whose.hint_ms,
+        hint_ms: whose.hint_ms.filter(|_| !has_blob(runtime, verdict)),
         strip_at_ms: whose.strip_at_ms(&runtime.store),
     };
     let finished = runtime.store.finish_attempt(&finish).await?;
+    failpoint!("finish.recorded");
     if matches!(finished, Finished::Won { .. }) {
         let kept = runtime.store.keep_blobs(identity, &[&result.body], Keep::For(whose.key_life)).await;
         if let Err(error) = kept {
@@ -301,6 +305,12 @@ pub(super) async fn try_store(runtime: &Arc<Inner>, whose: &Whose, verdict: &Ver
         }
     }
     Ok(finished)
+}
+
+/// Whether a verdict's answer is kept in a blob. Then its job keeps its hint over the end: a gateway that dies between the record and
+/// the blob's life must not leave a result that expires before its record.
+fn has_blob(runtime: &Inner, verdict: &Verdict) -> bool {
+    verdict.response.as_ref().is_some_and(|response| runtime.store.is_apart(&response.body))
 }
 
 /// Counts what a finish led to.

@@ -63,11 +63,9 @@ fn counted() -> (PrometheusHandle, impl Drop) {
     (recorder.handle(), metrics::set_default_local_recorder(recorder))
 }
 
-#[track_caller]
-fn counts(handle: &PrometheusHandle, line: &str) {
-    let rendered = handle.render();
-    let spool = rendered.lines().filter(|line| line.contains("spool")).collect::<Vec<_>>().join("\n");
-    assert!(rendered.lines().any(|known| known == line), "{line} is not in\n{spool}");
+/// A file is counted a moment after it is there, or gone.
+async fn counts(handle: &PrometheusHandle, line: &str) {
+    until(line, async || handle.render().lines().any(|known| known == line)).await;
 }
 
 async fn result(runtime: &Runtime, id: JobId) -> Response {
@@ -164,13 +162,13 @@ async fn a_result_in_the_spool_is_still_tried_from_memory() {
     until("the call is at the provider", async || shop.inkjet.ledger().received == 1).await;
     refuse(&shop).await;
     until("it is in the spool", async || files(dir.path(), ".verdict").len() == 1).await;
-    counts(&handle, "onejob_spool_results 1");
+    counts(&handle, "onejob_spool_results 1").await;
     accept(&shop).await;
     assert_eq!(ended(&runtime, id).await.state, JobState::Succeeded);
     until("the spool is empty", async || files(dir.path(), "").is_empty()).await;
-    until("both are counted", async || handle.render().contains("onejob_spool_results 0")).await;
-    counts(&handle, "onejob_spooled_total{fate=\"written\"} 1");
-    counts(&handle, "onejob_spooled_total{fate=\"stored\"} 1");
+    counts(&handle, "onejob_spool_results 0").await;
+    counts(&handle, "onejob_spooled_total{fate=\"written\"} 1").await;
+    counts(&handle, "onejob_spooled_total{fate=\"stored\"} 1").await;
     assert_eq!(shop.executions(id), 1);
 }
 
@@ -196,8 +194,26 @@ async fn files_that_nobody_can_read_are_put_aside_and_stop_no_other() {
     assert_eq!(ended(&next, ids[3]).await.state, JobState::Succeeded);
     until("the others are put aside", async || files(dir.path(), ".verdict.bad").len() == 4).await;
     assert!(files(dir.path(), ".verdict").is_empty());
-    counts(&handle, "onejob_spooled_total{fate=\"bad\"} 4");
-    counts(&handle, "onejob_spooled_total{fate=\"stored\"} 1");
+    counts(&handle, "onejob_spooled_total{fate=\"bad\"} 4").await;
+    counts(&handle, "onejob_spooled_total{fate=\"stored\"} 1").await;
+}
+
+/// Its writer died between the write and the rename.
+#[tokio::test]
+async fn a_file_that_nobody_finished_is_taken_over_once_it_is_old() {
+    let shop = Shop::open().await;
+    let dir = TempDir::new().unwrap();
+    let ids = in_the_spool(&shop, dir.path(), &["old", "young"]).await;
+    for (id, age) in [(ids[0], 120), (ids[1], 0)] {
+        let file =
+            files(dir.path(), ".verdict").into_iter().find(|file| file.to_str().unwrap().contains(&id.to_string())).unwrap();
+        let modified = fs::metadata(&file).unwrap().modified().unwrap() - Duration::from_secs(age);
+        fs::File::options().write(true).open(&file).unwrap().set_modified(modified).unwrap();
+        fs::rename(&file, file.with_extension("verdict.tmp")).unwrap();
+    }
+    let next = shop.gateway_with(|setup| spooling(setup, dir.path())).await;
+    assert_eq!(ended(&next, ids[0]).await.state, JobState::Succeeded);
+    assert_eq!(files(dir.path(), ".verdict.tmp").len(), 1, "somebody may be writing it");
 }
 
 /// Somebody was paid, and the store has forgotten for what.
@@ -211,7 +227,7 @@ async fn a_verdict_without_a_job_is_kept_for_a_person() {
     let next = shop.gateway_with(|setup| spooling(setup, dir.path())).await;
     assert_eq!(ended(&next, ids[1]).await.state, JobState::Succeeded);
     until("it is put aside", async || files(dir.path(), ".verdict.orphan").len() == 1).await;
-    counts(&handle, "onejob_spooled_total{fate=\"orphan\"} 1");
+    counts(&handle, "onejob_spooled_total{fate=\"orphan\"} 1").await;
 
     // The same for one that was never written down before.
     shop.inkjet.set_behaviour("delay=300ms").unwrap();
@@ -276,8 +292,8 @@ async fn two_gateways_over_one_directory_store_each_result_once() {
         assert_eq!(shop.executions(id), 1);
     }
     until("the spool is empty", async || files(dir.path(), "").is_empty()).await;
-    counts(&handle, "onejob_spooled_total{fate=\"stored\"} 20");
-    counts(&handle, "onejob_results_total{fate=\"won\"} 20");
+    counts(&handle, "onejob_spooled_total{fate=\"stored\"} 20").await;
+    counts(&handle, "onejob_results_total{fate=\"won\"} 20").await;
     for runtime in [one, other] {
         runtime.shutdown(Duration::ZERO).await;
     }
