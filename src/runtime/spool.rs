@@ -214,7 +214,7 @@ impl Spool {
     }
 
     async fn stored(&self, name: &str) {
-        self.take_out(name, "stored", |path| fs::remove_file(path)).await;
+        self.take_out(name, "stored", fs::remove_file).await;
     }
 
     async fn put_aside(&self, name: &str, fate: &'static str) {

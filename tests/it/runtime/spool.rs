@@ -69,7 +69,7 @@ async fn counts(handle: &PrometheusHandle, line: &str) {
 }
 
 async fn result(runtime: &Runtime, id: JobId) -> Response {
-    runtime.result(&*runtime.read(id).await.unwrap()).await.unwrap().unwrap()
+    runtime.result(&runtime.read(id).await.unwrap()).await.unwrap().unwrap()
 }
 
 /// Case 26: Redis died, the provider answered, the gateway was stopped. A small result and one with a blob of its own.
