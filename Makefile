@@ -2,6 +2,8 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-run run test lint fmt unit series doc deny tools advisories
 CARGO_DENY_VERSION := 0.20.2
+# Tests kill gateways at these points. What is run, and what is released, is built without.
+POINTS := --features failpoints
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,19 +24,20 @@ setup-run:
 
 lint:  ## formatting, clippy and luacheck, without changing anything
 	cargo fmt --check
-	cargo clippy --all-targets -- -D warnings
+	cargo clippy --all-targets $(POINTS) -- -D warnings
 	cargo clippy --lib --no-default-features -- -D warnings
 	luacheck -q --no-color lua
 
 unit:  ## the whole test suite, with nextest where it is installed
-	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run; else set -x; cargo test --lib --bins --tests; fi
+	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run $(POINTS); \
+		else set -x; cargo test --lib --bins --tests $(POINTS); fi
 
 series:  ## whether the number of metric series stays the same over 100,000 keys; ten minutes on a busy machine
 	cargo test --test it dashboards::live::the_number_of_series_is_the_same -- --ignored --nocapture
 
 doc:  ## the documentation's examples, and its links
-	cargo test --doc
-	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --quiet
+	cargo test --doc $(POINTS)
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --quiet $(POINTS)
 
 deny: tools  ## licences, banned crates and sources of everything we build upon
 	cargo deny --all-features check bans licenses sources

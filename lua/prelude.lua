@@ -10,6 +10,7 @@ local EVENTS_MAX = 32     -- the last events off the happy path that a record ke
 local REQUESTS_MAX = 16   -- the last requests that a record remembers
 local ABORTED_MAX = 8     -- attempts that touched no provider, beyond the route's own attempts
 local ATTEMPTS_MAX = 1000   -- attempts of one job that touch a provider, all its reopenings together: a record stays small
+local STARTING_LOST_MAX = 3   -- attempts whose holders died before anything was sent: a gateway each
 
 -- The record of a job.
 local P = {
@@ -41,6 +42,8 @@ local JOB_STATES = { 'pending', 'running', 'unknown', 'canceling', 'succeeded', 
 local ATTEMPT_STATES = {
   'starting', 'running', 'succeeded', 'failed', 'unknown', 'aborted', 'canceled', 'abandoned', 'discarded',
 }
+
+local LAPSED = 'lease_lapsed'   -- the reason of an attempt that nobody kept alive
 
 local ECHO = ''        -- what the caller recognizes its reply by; each body sets it
 local JUST_ENDED = false
@@ -198,6 +201,18 @@ local function exhausted(record)
   local made = #record[P.attempts]
   local limit = record[P.policy][L.attempts_max]
   return made - count.aborted >= limit or made >= limit + ABORTED_MAX
+end
+
+-- How many attempts lapsed before anything was sent, since the job was submitted or reopened.
+local function lost(record)
+  local count = 0
+  for _, attempt in ipairs(record[P.attempts]) do
+    local lapsed = attempt[A.state] == 'aborted' and attempt[A.reason] == LAPSED
+    if lapsed and attempt[A.version] == record[P.version] then
+      count = count + 1
+    end
+  end
+  return count
 end
 
 -- The attempt of that number if the token is its own, else nil.

@@ -2,8 +2,9 @@
 --[[
 tick_job: let time act on a job: leases that lapsed, a deadline that passed, bytes that need no longer be kept.
 
-A lapsed attempt that was starting never touched a provider: aborted. One that was running may have: unknown, never failed. The
-call names no incarnation because it only compares the record's own times with the clock.
+A lapsed attempt that was starting never touched a provider: aborted. One that was running may have: unknown, never failed. Each
+that lapsed while starting may have taken its gateway with it, so after STARTING_LOST_MAX of them the job fails as poison. The call
+names no incarnation because it only compares the record's own times with the clock.
 
 Sent again, it finds nothing left to do.
 
@@ -12,7 +13,7 @@ KEYS
 ARGV
   [1] echo    text, given back in the reply
 REPLY { status, script, echo, detail… }
-  ticked, job_id, job state, due_ms, blobs, changes   changes: words among aborted, unknown, deadline, stripped, a space between
+  ticked, job_id, job state, due_ms, blobs, changes   changes: words among aborted, unknown, poisoned, deadline, stripped, with spaces
   unchanged, job_id, job state, due_ms, blobs         due_ms: when to look again, 0 for no time of its own; blobs: "yes" if the
                                                       record names a blob, else "no"
   not_found                                           no such job
@@ -37,13 +38,22 @@ for number, attempt in ipairs(record[P.attempts]) do
   local state = attempt[A.state]
   if (state == 'starting' or state == 'running') and attempt[A.lease_ms] <= now then
     local becomes = state == 'starting' and 'aborted' or 'unknown'
-    close(attempt, now, becomes, 'lease_lapsed')
-    note(record, now, becomes, number, attempt[A.gateway], 'lease_lapsed')
+    close(attempt, now, becomes, LAPSED)
+    note(record, now, becomes, number, attempt[A.gateway], LAPSED)
     changed(becomes)
     if not ended(record) then
-      record[P.reason] = 'lease_lapsed'
+      record[P.reason] = LAPSED
     end
-    settle(record, now, retry, 'lease_lapsed')
+    local deaths = becomes == 'aborted' and lost(record) or 0
+    if deaths >= STARTING_LOST_MAX then
+      settle(record, now, { mode = 'end' }, 'poison: ' .. text(deaths) .. ' attempts lost their holders before anything was sent')
+      if JUST_ENDED then
+        note(record, now, 'poisoned', 0, 'onejob', record[P.reason])
+        changed('poisoned')
+      end
+    else
+      settle(record, now, retry, LAPSED)
+    end
   end
 end
 if not ended(record) and deadline_passed(record, now) and census(record).open == 0 then

@@ -34,10 +34,12 @@
 //! # Features
 //!
 //! `gateway` (default): the HTTP server, the command line and the programmable provider. Without it: the library alone.
+//! `failpoints`: for the tests of deaths; a release build refuses it.
 
 pub mod attempt;
 pub mod config;
 pub mod error;
+pub mod failpoint;
 pub mod fingerprint;
 pub mod job;
 pub mod metrics;

@@ -21,7 +21,8 @@ pub const RESULTS: &str = "onejob_results_total";
 pub const LATE_RESULTS: &str = "onejob_late_results_total";
 /// Jobs ended, by state.
 pub const JOBS_ENDED: &str = "onejob_jobs_ended_total";
-/// Open jobs: `pending` and `running` on this gateway, `unknown` and `open` in the whole store.
+/// Open jobs: `pending`, `running` and `canceling` (as of the last heartbeat) on this gateway,
+/// `unknown` and `open` in the whole store.
 pub const JOBS_OPEN: &str = "onejob_jobs_open";
 /// The age of the oldest unknown job in the store.
 pub const OLDEST_UNKNOWN: &str = "onejob_oldest_unknown_seconds";
@@ -29,11 +30,11 @@ pub const OLDEST_UNKNOWN: &str = "onejob_oldest_unknown_seconds";
 pub const SCRIPT_SECONDS: &str = "onejob_script_duration_seconds";
 /// Errors of the store by class: `not_executed`, `ambiguous`, `fatal`.
 pub const STORE_ERRORS: &str = "onejob_store_errors_total";
-/// Time spent on an attempt besides waiting for its provider.
+/// A job's time on this gateway besides its calls to providers and the delays between them.
 pub const OVERHEAD_SECONDS: &str = "onejob_overhead_seconds";
 /// Jobs of other gateways that this one went on with.
 pub const ADOPTIONS: &str = "onejob_adoptions_total";
-/// What the sweeper did: `aborted`, `unknown`, `deadline`, `stripped`, `hint_dropped`, `hint_repaired`.
+/// What the sweeper did: `aborted`, `unknown`, `poisoned`, `deadline`, `stripped`, `hint_dropped`, `hint_repaired`.
 pub const SWEEPS: &str = "onejob_sweeps_total";
 /// Connections to Redis built anew, by why: `broken`, `readonly`, `timeouts`, `foreign`.
 pub const LANES_REBUILT: &str = "onejob_lanes_rebuilt_total";
@@ -64,7 +65,7 @@ const SUBMIT_RESULTS: &[&str] = &["created", "existing", "conflict", "gone", "co
 const OUTCOMES: &[&str] = &["succeeded", "rejected", "not_sent", "invalid_output", "unknown"];
 const FATES: &[&str] = &["won", "discarded"];
 const ENDED_STATES: &[&str] = &["succeeded", "failed", "canceled", "indeterminate"];
-const OPEN_STATES: &[&str] = &["pending", "running", "unknown", "open"];
+const OPEN_STATES: &[&str] = &["pending", "running", "canceling", "unknown", "open"];
 const SCRIPTS: &[&str] = &[
     "submit_job",
     "begin_attempt",
@@ -79,7 +80,7 @@ const SCRIPTS: &[&str] = &[
     "settle_hint",
 ];
 const ERROR_CLASSES: &[&str] = &["not_executed", "ambiguous", "fatal"];
-const SWEPT: &[&str] = &["aborted", "unknown", "deadline", "stripped", "hint_dropped", "hint_repaired"];
+const SWEPT: &[&str] = &["aborted", "unknown", "poisoned", "deadline", "stripped", "hint_dropped", "hint_repaired"];
 const SPOOL_FATES: &[&str] = &["written", "stored", "bad", "orphan", "refused"];
 const REBUILT_WHY: &[&str] = &["broken", "readonly", "timeouts", "foreign"];
 /// What a request asks for: the operation ids of the description, and `none`.
@@ -196,13 +197,17 @@ pub const ALL: [Metric; 22] = [
     Metric::counter(JOBS_ENDED, "Jobs ended by this gateway, by state.", &[("state", Values::Words(ENDED_STATES))]),
     Metric::gauge(
         JOBS_OPEN,
-        "Open jobs: pending and running on this gateway; unknown and open in the whole store.",
+        "Open jobs: pending, running and canceling on this gateway; unknown and open in the whole store.",
         &[("state", Values::Words(OPEN_STATES))],
     ),
     Metric::gauge(OLDEST_UNKNOWN, "Age of the oldest unknown job in the store.", &[]),
     Metric::histogram(SCRIPT_SECONDS, "Round trip of a script, by script.", &[("script", Values::Words(SCRIPTS))]),
     Metric::counter(STORE_ERRORS, "Errors of the store by class.", &[("class", Values::Words(ERROR_CLASSES))]),
-    Metric::histogram(OVERHEAD_SECONDS, "Time spent on an attempt besides waiting for its provider.", &[]),
+    Metric::histogram(
+        OVERHEAD_SECONDS,
+        "A job's time on a gateway besides its calls to providers and the delays between them.",
+        &[],
+    ),
     Metric::counter(ADOPTIONS, "Jobs of other gateways that this one went on with.", &[]),
     Metric::counter(SWEEPS, "What the sweeper did.", &[("what", Values::Words(SWEPT))]),
     Metric::counter(LANES_REBUILT, "Connections to Redis built anew.", &[("why", Values::Words(REBUILT_WHY))]),

@@ -30,6 +30,10 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     overrides.extend(arguments.redis.map(|url| ("redis.url".to_owned(), url)));
     let context = Context { file: context.file.clone(), overrides, format: context.format };
     let settings = context.load()?;
+    #[cfg(feature = "failpoints")]
+    if let Some(point) = onejob::config::Environment::Process.get(onejob::failpoint::VARIABLE) {
+        onejob::failpoint::arm(&point).map_err(|error| Failure::new(Exit::Usage, error))?;
+    }
     // Signals count from here on: one that arrives while it starts is not lost.
     let mut signals = Signals::listen()?;
     let mut gateway = Gateway::start(&settings).await?;

@@ -20,6 +20,8 @@ const VARIABLE_PREFIX: &str = "ONEJOB_";
 const VARIABLE_DOT: &str = "__";
 /// Variables with our prefix that the command line reads: no settings.
 const VARIABLES_OF_THE_COMMAND_LINE: [&str; 4] = ["ONEJOB_CONFIG", "ONEJOB_GATEWAY", "ONEJOB_LOG", "ONEJOB_TOKEN"];
+/// The variable that names a failpoint. Without the feature nobody reads it, and it is refused as any other.
+const VARIABLE_OF_TESTS: &str = "ONEJOB_FAILPOINT";
 /// Most problems that are told at once: a file of another program would otherwise fill the screen.
 const PROBLEMS_MAX: usize = 100;
 /// Longest value that a problem repeats, in characters.
@@ -124,7 +126,8 @@ pub(super) fn read(sources: &Sources) -> Result<Read, ConfigError> {
         figment = figment.merge(Layer { origin: path.display().to_string(), values: parse_file(path)? });
     }
     for (name, value) in sources.environment.settings() {
-        if VARIABLES_OF_THE_COMMAND_LINE.contains(&name.as_str()) || is_from_kubernetes(&name) {
+        let is_of_tests = cfg!(feature = "failpoints") && name == VARIABLE_OF_TESTS;
+        if VARIABLES_OF_THE_COMMAND_LINE.contains(&name.as_str()) || is_from_kubernetes(&name) || is_of_tests {
             continue;
         }
         let path: Vec<String> = name[VARIABLE_PREFIX.len()..].to_lowercase().split(VARIABLE_DOT).map(str::to_owned).collect();

@@ -24,6 +24,7 @@ use http_body_util::{BodyExt as _, Full};
 use self::connection::{Connection, Connector, Left, Pool};
 use self::judge::{Answer, Hidden, Judge};
 use crate::config::{ProviderEntry, Timeouts};
+use crate::failpoint::failpoint;
 use crate::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request};
 
 mod connection;
@@ -215,6 +216,7 @@ impl HttpProvider {
                     Err(reason) => return Outcome::NotSent { reason },
                 },
             };
+            failpoint!("call.connected");
             if let Err(fenced) = call.fence.check() {
                 return Outcome::NotSent { reason: fenced.to_string() };
             }

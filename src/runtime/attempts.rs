@@ -13,16 +13,18 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::attempt::{AttemptState, AttemptToken, FinishOutcome};
 use crate::error::StoreError;
+use crate::failpoint::failpoint;
 use crate::job::{Body, Class, JobId, Payload};
 use crate::metrics;
 use crate::policy::{FailoverOn, Try};
 use crate::provider::{Call, Fence, Outcome, Rendered, Request, boottime_ms};
 use crate::runtime::sweeper;
 use crate::runtime::timers::Timer;
-use crate::runtime::verdict::{Verdict, Whose, conclude, try_store};
+use crate::runtime::verdict::{self, Verdict, Whose, conclude, try_store};
 use crate::runtime::{Inner, Lane, Route, millis};
 use crate::store::{
-    Begin, BeginAttempt, Begun, Extended, FinishAttempt, Finished, Follow, Read, SubmitJob, WriteAhead, bytes_life,
+    Begin, BeginAttempt, Begun, Canceling, Extended, FinishAttempt, Finished, Follow, Marked, Read, SubmitJob, WriteAhead,
+    bytes_life,
 };
 
 /// The first pause before a call to the store is made again; doubles up to [`STORE_PAUSE_MAX`].
@@ -66,7 +68,7 @@ pub(crate) struct Running {
     pub(super) place: usize,
     pub(super) fence: Fence,
     pub(super) sequence: AtomicU64,
-    /// The hint that was written for it.
+    /// The hint that was written for it, to be taken away at its end; `None` to leave it.
     pub(super) hint_ms: Option<u64>,
     /// When its retained bytes are to be stripped, from the end of the job; 0 for never.
     pub(super) strip_after_ms: u64,
@@ -76,6 +78,8 @@ pub(crate) struct Running {
     pub(super) bytes_life: Duration,
     /// Whether it has ended, and the store is yet to take it.
     pub(super) in_hand: AtomicBool,
+    /// Whether somebody asked to cancel its job, as of the last heartbeat.
+    pub(super) canceling: AtomicBool,
 }
 
 /// Room for one attempt: among our jobs, and at its provider.
@@ -122,6 +126,7 @@ impl Running {
             input: work.input.clone(),
             bytes_life: bytes_life(rules),
             in_hand: AtomicBool::new(false),
+            canceling: AtomicBool::new(false),
         });
         runtime.running().insert(token, Arc::clone(&attempt));
         attempt
@@ -180,7 +185,7 @@ impl Inner {
             while Instant::now() < until && !runtime.stopped.is_cancelled() {
                 if let Ok(Read::Found(job)) = runtime.store.read_job(identity).await {
                     let ours = job.attempts.first().is_some_and(|attempt| attempt.token == token);
-                    if !ours || give_back(&runtime, job.id, 1, token, "claim not confirmed").await.is_ok() {
+                    if !ours || give_back(&runtime, job.id, 1, token, "claim not confirmed", 0).await.is_ok() {
                         drop(held);
                         // Without a holder it goes on at once, here or elsewhere.
                         sweeper::look_soon(Arc::clone(&runtime), identity).await;
@@ -194,13 +199,14 @@ impl Inner {
     }
 }
 
-/// Says of an attempt that nothing was sent for it, and that another may begin.
+/// Says of an attempt that nothing was sent for it, and that another may begin after a while.
 async fn give_back(
     runtime: &Arc<Inner>,
     job: JobId,
     number: u32,
     token: AttemptToken,
     reason: &str,
+    delay_ms: u64,
 ) -> Result<Finished, StoreError> {
     let finish = FinishAttempt {
         job,
@@ -211,7 +217,7 @@ async fn give_back(
         reason,
         remote_id: "",
         model: "",
-        follow: Follow::Retry { delay_ms: 0, hold_ms: 0 },
+        follow: Follow::Retry { delay_ms, hold_ms: 0 },
         hint_ms: None,
         strip_at_ms: None,
     };
@@ -225,8 +231,10 @@ pub(crate) async fn drive(
     mut attempt: Arc<Running>,
     mut rendered: Rendered,
     mut room: Room,
-    mut began: Instant,
+    began: Instant,
 ) {
+    // Calls to providers, and delays that somebody wanted: not ours.
+    let mut apart = Duration::ZERO;
     loop {
         runtime.timers.set(Timer::Heartbeat(Arc::downgrade(&attempt)), runtime.options.lease / 3).await;
         if work.route.class == Class::Race {
@@ -238,23 +246,22 @@ pub(crate) async fn drive(
         }
         let called = Instant::now();
         let outcome = call(&work, &attempt, rendered).await;
-        let waited = called.elapsed();
+        failpoint!("call.answered");
+        apart += called.elapsed();
         let next = conclude(&runtime, &mut work, &attempt, outcome).await;
         runtime.running().remove(&attempt.token);
         drop(room);
         runtime.waiters.wake(work.job.identity());
-        metrics::overhead(began.elapsed().saturating_sub(waited));
-
-        let Some((place, delay)) = next else { return };
+        let Some((place, delay)) = next else { break };
         let holder = attempt.token;
         drop(attempt);
+        apart += delay;
         match begin_next(&runtime, &work, place, delay, Some(holder)).await {
             Some(begun) => (attempt, rendered, room) = begun,
-            None => return,
+            None => break,
         }
-        // Another attempt's waiting and the pause before this one are not our doing.
-        began = Instant::now();
     }
+    metrics::overhead(began.elapsed().saturating_sub(apart));
 }
 
 /// Drives a job that was claimed without an attempt, because there was no room for one.
@@ -266,11 +273,128 @@ pub(crate) async fn drive_pending(runtime: Arc<Inner>, work: Work, holder: Attem
     begin_and_drive(&runtime, work, 0, Some(holder), room, lane).await;
 }
 
+/// A pending job that nobody holds, as its record has it.
+pub(crate) struct Found {
+    pub(crate) job: JobId,
+    pub(crate) input: Payload,
+    pub(crate) route: Arc<Route>,
+    pub(crate) tries: Vec<Try>,
+    pub(crate) deadline: Option<Instant>,
+}
+
 /// Goes on with a job that nobody holds.
-pub(crate) async fn adopt(runtime: Arc<Inner>, work: Work, place: usize, room: Room) {
-    let Some(lane) = lane_of(&runtime, &work, place) else { return };
+///
+/// Whoever held it may have died of it. So the slot is taken before anything is done with its input: an attempt that was `starting`
+/// when its lease lapsed is counted, and after a few the scripts end the job instead of the next gateway.
+pub(crate) async fn adopt(runtime: Arc<Inner>, found: Found, place: usize, room: Room) {
+    let Some(lane) = found.route.providers.get(place).and_then(|name| runtime.providers.get(name)).map(Arc::clone) else {
+        return;
+    };
+    let began = Instant::now();
+    let (token, lease_from_ms) = (AttemptToken::random(), boottime_ms());
+    let hint_ms = runtime.store.now_ms() + runtime.lease_ms();
+    let begin = BeginAttempt {
+        job: found.job,
+        token,
+        holder: None,
+        lease_ms: runtime.lease_ms(),
+        hint_ms,
+        gateway: &runtime.gateway,
+        begin: Begin::Starting { provider: &lane.slot.name },
+    };
+    let number = match runtime.store.begin_attempt(&begin).await {
+        Ok(Begun::Started { number, .. }) => number,
+        Ok(refused) => {
+            tracing::debug!(job = %found.job, ?refused, "no attempt began");
+            return;
+        }
+        Err(error @ StoreError::Ambiguous { .. }) => {
+            tracing::warn!(job = %found.job, %error, "a beginning is not confirmed; it is not sent");
+            return settle_beginning(&runtime, &begin).await;
+        }
+        Err(error) => {
+            tracing::warn!(job = %found.job, %error, "no attempt began; the sweeper will go on");
+            return;
+        }
+    };
+    failpoint!("adopt.made");
     metrics::adoption();
-    begin_and_drive(&runtime, work, place, None, room, lane).await;
+    let slot = Slot { job: found.job, number, token, fence: Fence::until(runtime.fence_ms(lease_from_ms)) };
+    let (work, rendered) = match prepare(&runtime, found, &lane, &slot).await {
+        Ok(prepared) => prepared,
+        Err(reason) => {
+            tracing::warn!(job = %slot.job, provider = lane.slot.name, reason, "an adopted job cannot be sent");
+            // Not at once: it would fare no better here, and another gateway may know more.
+            give_back_surely(&runtime, &slot, &reason, runtime.lease_ms()).await;
+            return;
+        }
+    };
+    failpoint!("adopt.marked");
+    let attempt = Running::new(&runtime, &work, lane, number, token, lease_from_ms, Some(hint_ms));
+    drive(runtime, work, attempt, rendered, room, began).await;
+}
+
+/// The slot that an adopted job's attempt has, before there is anything to send.
+struct Slot {
+    job: JobId,
+    number: u32,
+    token: AttemptToken,
+    fence: Fence,
+}
+
+/// Reads and renders what an adopted job asks for, and writes ahead. An error is the reason why nothing will be sent.
+async fn prepare(runtime: &Inner, found: Found, lane: &Lane, slot: &Slot) -> Result<(Work, Rendered), String> {
+    let Found { job, input, route, tries, deadline } = found;
+    let fenced = || "fenced: the lease ran out while redis was away".to_owned();
+    let read = || runtime.store.body(job.identity(), &input.body);
+    let body = while_ours(slot, read).await.ok_or_else(fenced)?.map_err(|error| format!("input: {error}"))?;
+    let request = Request::from_head(&input.head, body);
+    failpoint!("adopt.render");
+    let rendered = lane.slot.provider.render(&request).map_err(|error| format!("unrenderable: {error}"))?;
+    let hash = rendered.hash();
+    let sent = WriteAhead { url: &rendered.url, request_hash: &hash, certificate: "" };
+    let mark = || runtime.store.mark_running(job, slot.number, slot.token, sent);
+    match while_ours(slot, mark).await.ok_or_else(fenced)? {
+        Ok(Marked::Running { .. } | Marked::Repeated { .. }) => {}
+        Ok(Marked::Fenced { why }) => return Err(format!("fenced: {why}")),
+        Ok(Marked::NotFound) => return Err("fenced: the job is not there any more".to_owned()),
+        Err(error) => return Err(format!("write-ahead: {error}")),
+    }
+    let (request, input) = (Arc::new(request), input.body);
+    let work = Work { job, route, request, input, traceparent: None, tries, deadline, hint_ms: None };
+    Ok((work, rendered))
+}
+
+/// Makes a call to the store, and the same call again while Redis is away and the slot is ours; `None` once it is not.
+async fn while_ours<T, F>(slot: &Slot, mut call: impl FnMut() -> F) -> Option<Result<T, StoreError>>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let mut pause = STORE_PAUSE;
+    loop {
+        match call().await {
+            Err(error) if error.is_retryable() => tracing::debug!(job = %slot.job, %error, "an adopted job waits for redis"),
+            done => return Some(done),
+        }
+        slot.fence.check().ok()?;
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(STORE_PAUSE_MAX);
+    }
+}
+
+/// Gives a slot back, again and again for a lease: one that is not would count as a gateway that died of its job.
+async fn give_back_surely(runtime: &Arc<Inner>, slot: &Slot, reason: &str, delay_ms: u64) {
+    let until = Instant::now() + runtime.options.lease;
+    let mut pause = STORE_PAUSE;
+    while Instant::now() < until && !runtime.stopped.is_cancelled() {
+        match give_back(runtime, slot.job, slot.number, slot.token, reason, delay_ms).await {
+            Err(error) if error.is_retryable() => tracing::debug!(job = %slot.job, %error, "a slot is not given back yet"),
+            Ok(finished) => return verdict::count_finish(&finished, FinishOutcome::Aborted),
+            Err(_) => return,
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(STORE_PAUSE_MAX);
+    }
 }
 
 async fn begin_and_drive(
@@ -404,9 +528,11 @@ async fn begin(
     };
     let mut again = 0;
     loop {
+        failpoint!("begin.before");
         let lease_from_ms = boottime_ms();
         match runtime.store.begin_attempt(&begin).await {
             Ok(Begun::Started { number, .. }) => {
+                failpoint!("begin.made");
                 let attempt = Running::new(runtime, work, lane, number, token, lease_from_ms, work.hint_ms.or(Some(hint_ms)));
                 return Ok((attempt, rendered, room));
             }
@@ -440,7 +566,7 @@ async fn settle_beginning(runtime: &Arc<Inner>, begin: &BeginAttempt<'_>) {
     while Instant::now() < until && !runtime.stopped.is_cancelled() {
         match runtime.store.begin_attempt(begin).await {
             Ok(Begun::Started { number, .. } | Begun::Repeated { number, .. }) => {
-                if give_back(runtime, begin.job, number, begin.token, "beginning not confirmed").await.is_ok() {
+                if give_back(runtime, begin.job, number, begin.token, "beginning not confirmed", 0).await.is_ok() {
                     return;
                 }
             }
@@ -485,7 +611,8 @@ pub(crate) async fn heartbeat(runtime: Arc<Inner>, attempt: Arc<Running>) {
     let lease_from_ms = boottime_ms();
     let extended = runtime.store.extend_lease(attempt.job, attempt.number, attempt.token, sequence, runtime.lease_ms()).await;
     let next = match extended {
-        Ok(Extended::Extended { .. }) => {
+        Ok(Extended::Extended { canceling, .. }) => {
+            attempt.canceling.store(canceling == Canceling::Yes, Ordering::Relaxed);
             attempt.fence.extend(runtime.fence_ms(lease_from_ms));
             runtime.options.lease / 3
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::attempt::AttemptToken;
 use crate::error::StoreError;
+use crate::failpoint::failpoint;
 use crate::job::{JobId, JobState};
 use crate::metrics;
 use crate::runtime::{Decision, Inner, Report, Runtime, Then, millis, sweeper, verdict};
@@ -32,7 +33,9 @@ impl Runtime {
             Read::Found(job) => job.is_ended(),
             Read::Gone(_) | Read::NotFound => true,
         };
+        failpoint!("cancel.before");
         let canceled = self.inner.store.cancel_job(id, request_id, mode, actor, reason).await?;
+        failpoint!("cancel.made");
         tracing::info!(job = %id, actor, mode = ?mode, answer = ?canceled, "a cancel");
         if matches!(canceled, Canceled::Canceled { .. }) && !ended_before {
             metrics::job_ended(JobState::Canceled.as_str());
@@ -59,7 +62,9 @@ impl Runtime {
             result: &result,
             follow: follow(decision.then),
         };
+        failpoint!("resolve.before");
         let resolved = inner.store.resolve_attempt(&resolve).await?;
+        failpoint!("resolve.made");
         let (number, actor) = (decision.number, &decision.actor);
         tracing::info!(job = %id, attempt = number, actor, outcome = decision.outcome.as_str(), answer = ?resolved, "a decision");
         inner.after_change(id).await;

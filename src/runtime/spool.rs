@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::attempt::{AttemptToken, FinishOutcome};
+use crate::failpoint::failpoint;
 use crate::fingerprint::{hex, sha256};
 use crate::job::{Body, JobId};
 use crate::metrics;
@@ -213,7 +214,7 @@ impl Spool {
     }
 
     async fn stored(&self, name: &str) {
-        self.take_out(name, "stored", |path| fs::remove_file(path)).await;
+        self.take_out(name, "stored", fs::remove_file).await;
     }
 
     async fn put_aside(&self, name: &str, fate: &'static str) {
@@ -325,7 +326,9 @@ async fn scan(runtime: &Arc<Inner>, spool: &Arc<Spool>, told: &mut HashSet<Strin
             Ok(finished) => {
                 tracing::info!(job = %whose.job, attempt = whose.number, outcome = verdict.outcome.as_str(), "stored from the spool");
                 count_finish(&finished, verdict.outcome);
+                failpoint!("spool.stored");
                 spool.stored(&name).await;
+                failpoint!("spool.removed");
                 let identity = whose.job.identity();
                 runtime.waiters.wake(identity);
                 // Its hints are put right, and it goes on if it can.
@@ -418,12 +421,16 @@ fn read_file(path: &Path) -> io::Result<Result<(Whose, Verdict), &'static str>> 
 fn write_down(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let path = dir.join(name);
     let temporary = path.with_extension("verdict.tmp");
-    let written = write_file(&temporary, bytes).and_then(|()| fs::rename(&temporary, &path));
+    let written = write_file(&temporary, bytes).and_then(|()| {
+        failpoint!("spool.temporary");
+        fs::rename(&temporary, &path)
+    });
     if let Err(error) = written {
         // It may not even be there.
         let _ = fs::remove_file(&temporary);
         return Err(error);
     }
+    failpoint!("spool.renamed");
     File::open(dir)?.sync_all()
 }
 

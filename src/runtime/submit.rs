@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use crate::attempt::{Attempt, AttemptState, AttemptToken};
 use crate::error::{Refusal, StoreError};
+use crate::failpoint::failpoint;
 use crate::fingerprint::{Fingerprinted, Sha256Bytes, fingerprint};
 use crate::job::{Job, JobId, JobState, Payload, locate};
 use crate::metrics;
@@ -66,6 +67,7 @@ impl Runtime {
         });
         let first = inner.first_call(&route, &request)?;
         let body = inner.store.put_body(identity, Arc::clone(&request.body)).await?;
+        failpoint!("claim.blob");
         let input = Payload { head: request.head(), body };
         let token = AttemptToken::random();
         let room = first.as_ref().and_then(|first| inner.try_room(&first.lane));
@@ -110,6 +112,7 @@ impl Runtime {
             }
             Err(error) => return Err(error),
         };
+        failpoint!("claim.made");
         let begins = matches!(submit.begin, Begin::Running { .. });
         if begins && first_state != Some(AttemptState::Running) {
             // Our own claim, answered again after somebody has judged its attempt: nothing may be sent for it any more.

@@ -13,11 +13,11 @@ use futures_util::stream::{self, StreamExt as _};
 
 use crate::attempt::AttemptState;
 use crate::error::StoreError;
+use crate::failpoint::failpoint;
 use crate::job::{Identity, Job, JobState, SHARDS};
 use crate::metrics;
 use crate::policy::{self, Next};
-use crate::provider::Request;
-use crate::runtime::attempts::{self, Work};
+use crate::runtime::attempts::{self, Found};
 use crate::runtime::{Inner, millis};
 use crate::store::{HasBlobs, Hint, Read, Ticked};
 
@@ -178,9 +178,14 @@ pub(crate) async fn look_after(runtime: &Arc<Inner>, identity: Identity, hint: O
             return Ok(());
         }
     };
+    failpoint!("tick.made");
     for change in &changes {
         match change.as_str() {
             "aborted" => metrics::swept("aborted", 1),
+            "poisoned" => {
+                metrics::swept("poisoned", 1);
+                tracing::error!(job = %id, "a job took gateway after gateway with it before anything was sent: it has failed");
+            }
             "unknown" => {
                 metrics::swept("unknown", 1);
                 tracing::warn!(job = %id, "the lease of a running attempt lapsed: it is unknown");
@@ -198,10 +203,12 @@ pub(crate) async fn look_after(runtime: &Arc<Inner>, identity: Identity, hint: O
         }
     }
     let now_ms = store.now_ms();
-    if state == JobState::Unknown {
+    let tells_more = matches!(state, JobState::Pending | JobState::Canceling) || blobs == HasBlobs::Yes;
+    let job = if tells_more { read(runtime, identity).await? } else { None };
+    let unknown = |job: &Job| !job.is_ended() && has_unknown(job);
+    if state == JobState::Unknown || job.as_deref().is_some_and(unknown) {
         store.note_unknown(identity, now_ms).await?;
     }
-    let job = if state == JobState::Pending || blobs == HasBlobs::Yes { read(runtime, identity).await? } else { None };
     if let Some(job) = job.as_ref().filter(|_| blobs == HasBlobs::Yes) {
         store.keep_blobs_of(job).await?;
     }
@@ -233,6 +240,10 @@ pub(crate) async fn look_after(runtime: &Arc<Inner>, identity: Identity, hint: O
         None => {}
     }
     Ok(())
+}
+
+fn has_unknown(job: &Job) -> bool {
+    job.attempts.iter().any(|attempt| attempt.state == AttemptState::Unknown)
 }
 
 async fn read(runtime: &Inner, identity: Identity) -> Result<Option<Box<Job>>, StoreError> {
@@ -268,18 +279,14 @@ async fn adopt(runtime: &Arc<Inner>, job: &Job) -> Result<u64, StoreError> {
     let Some(room) = runtime.try_room(lane) else {
         return Ok(now_ms + millis(runtime.options.sweep));
     };
-    let body = runtime.store.body(job.id.identity(), &job.input.body).await?;
-    let work = Work {
+    let found = Found {
         job: job.id,
+        input: job.input.clone(),
         route: Arc::clone(route),
-        request: Arc::new(Request::from_head(&job.input.head, body)),
-        input: job.input.body.clone(),
-        traceparent: None,
         tries,
         deadline: remaining.map(|remaining| Instant::now() + remaining),
-        hint_ms: None,
     };
-    runtime.work.spawn(attempts::adopt(Arc::clone(runtime), work, place, room));
+    runtime.work.spawn(attempts::adopt(Arc::clone(runtime), found, place, room));
     Ok(later)
 }
 
@@ -289,9 +296,7 @@ async fn check_unknown(runtime: &Inner, progress: &mut Progress) -> Result<(), S
     let page = runtime.store.unknown_page(shard, from, UNKNOWN_PAGE).await?;
     let mut kept = 0;
     for hint in &page {
-        let unknown = read(runtime, hint.identity)
-            .await?
-            .is_some_and(|job| job.attempts.iter().any(|attempt| attempt.state == AttemptState::Unknown));
+        let unknown = read(runtime, hint.identity).await?.is_some_and(|job| has_unknown(&job));
         if unknown {
             kept += 1;
         } else {
@@ -310,7 +315,10 @@ async fn set_gauges(runtime: &Inner) -> Result<(), StoreError> {
     let counts = runtime.store.hint_counts().await?;
     metrics::jobs_open("open", counts.open);
     metrics::jobs_open("unknown", counts.unknown);
-    metrics::jobs_open("running", runtime.running().len() as u64);
+    let (canceling, running): (Vec<bool>, Vec<bool>) =
+        runtime.running().values().map(|attempt| attempt.canceling.load(Ordering::Relaxed)).partition(|canceling| *canceling);
+    metrics::jobs_open("running", running.len() as u64);
+    metrics::jobs_open("canceling", canceling.len() as u64);
     metrics::jobs_open("pending", runtime.pending.load(Ordering::Relaxed) as u64);
     let age_ms = counts.unknown_since_ms.map_or(0, |since| runtime.store.now_ms().saturating_sub(since));
     metrics::oldest_unknown(Duration::from_millis(age_ms));

@@ -11,6 +11,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::attempt::{AttemptState, AttemptToken, FinishOutcome};
 use crate::error::StoreError;
+use crate::failpoint::failpoint;
 use crate::job::{Body, JobId, JobState};
 use crate::metrics;
 use crate::policy::{self, FailoverOn, GateSaid, Next, Try};
@@ -84,6 +85,7 @@ pub(super) async fn conclude(
     metrics::attempt(&attempt.lane.slot.name, outcome.word());
     let verdict = judge(runtime, work, attempt, outcome);
     let finished = store_verdict(runtime, attempt, &verdict).await;
+    failpoint!("finish.stored");
     if verdict.outcome == FinishOutcome::Unknown {
         let (job, provider, reason) = (attempt.job, &attempt.lane.slot.name, &verdict.reason);
         tracing::warn!(%job, attempt = attempt.number, provider, reason, "an attempt is unknown; nothing else begins for its key");
@@ -321,6 +323,7 @@ impl Drop for Held {
 pub(super) async fn try_store(runtime: &Arc<Inner>, whose: &Whose, verdict: &Verdict) -> Result<Finished, StoreError> {
     let identity = whose.job.identity();
     let result = runtime.payload(identity, verdict.response.as_ref()).await?;
+    failpoint!("finish.blob");
     let has_blobs = [&whose.input, &result.body].iter().any(|body| matches!(body, Body::Blob { .. }));
     let finish = FinishAttempt {
         job: whose.job,
@@ -337,6 +340,7 @@ pub(super) async fn try_store(runtime: &Arc<Inner>, whose: &Whose, verdict: &Ver
         strip_at_ms: whose.strip_at_ms(&runtime.store),
     };
     let finished = runtime.store.finish_attempt(&finish).await?;
+    failpoint!("finish.recorded");
     let ends = match finished {
         Finished::Won { .. } => has_blobs,
         Finished::Recorded { job } => job.is_ended(),

@@ -470,7 +470,7 @@ pub enum Ticked {
         due_ms: u64,
         /// Whether the record names a blob.
         blobs: HasBlobs,
-        /// Words among `aborted`, `unknown`, `deadline`, `stripped`.
+        /// Words among `aborted`, `unknown`, `poisoned`, `deadline`, `stripped`.
         changes: Vec<String>,
     },
     /// No such job.

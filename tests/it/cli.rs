@@ -304,6 +304,16 @@ async fn an_error_says_its_cause_once() {
 }
 
 #[tokio::test]
+async fn a_spool_that_cannot_be_written_is_told_at_the_start() {
+    let home = Home::new(SHOP);
+    let refused = home.run(&["--set", "runtime.spool_dir=/proc/spool", "serve"]).await.expect(2);
+    assert!(refused.stderr.contains("cannot use the spool directory /proc/spool: making it: "), "{}", refused.stderr);
+    // Without a spool there is no directory to write to.
+    let gateway = home.serve(&["--set", "runtime.spool_dir=/proc/spool", "--set", "runtime.spool_bytes_max=0"]).await;
+    gateway.terminate().await.expect(0);
+}
+
+#[tokio::test]
 async fn the_demo_keeps_every_promise_that_it_shows() {
     let dir = tempfile::tempdir().unwrap();
     // Twice on the same data: its keys are its own.

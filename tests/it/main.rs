@@ -23,9 +23,12 @@ mod http_limits;
 mod http_proxy;
 mod http_support;
 mod http_wait;
+#[cfg(feature = "failpoints")]
+mod killed;
 mod laws;
 mod model;
 mod private_redis;
+mod processes;
 mod provider_http;
 mod random;
 mod runtime;

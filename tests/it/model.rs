@@ -11,6 +11,8 @@ use crate::support::{Call, First, LEASE_MS, Submission};
 
 /// Attempts that touched no provider, beyond the route's own.
 const ABORTED_MAX: usize = 8;
+/// Attempts that may lapse before anything is sent, under one version.
+const STARTING_LOST_MAX: usize = 3;
 /// Whatever virtual time begins with: 0 means "never" in a record.
 const BEGINNING_MS: u64 = 1_000_000_000;
 
@@ -118,6 +120,11 @@ impl Job {
 
     fn past_deadline(&self, at_ms: u64) -> bool {
         self.deadline_ms > 0 && at_ms >= self.deadline_ms
+    }
+
+    fn lost(&self) -> usize {
+        let is_lost = |attempt: &&Attempt| attempt.state == AttemptState::Aborted && attempt.reason == "lease_lapsed";
+        self.attempts.iter().filter(is_lost).filter(|attempt| attempt.version == self.version).count()
     }
 
     fn exhausted(&self) -> bool {
@@ -515,9 +522,16 @@ fn tick(job: &mut Job, now_ms: u64) -> Outcome {
             continue;
         }
         job.close(place, state, "lease_lapsed", now_ms);
-        job.settle(Follow::Retry { delay_ms: 0, hold_ms: 0 }, None, "lease_lapsed", now_ms);
         if changes.last() != Some(&state.as_str()) {
             changes.push(state.as_str());
+        }
+        let lost = job.lost();
+        if state == AttemptState::Aborted && lost >= STARTING_LOST_MAX && job.open() == 0 {
+            let reason = format!("poison: {lost} attempts lost their holders before anything was sent");
+            job.settle(Follow::End, None, &reason, now_ms);
+            changes.push("poisoned");
+        } else {
+            job.settle(Follow::Retry { delay_ms: 0, hold_ms: 0 }, None, "lease_lapsed", now_ms);
         }
     }
     if job.ended.is_none() && job.open() == 0 && job.past_deadline(now_ms) {

@@ -28,6 +28,7 @@ use tower_service::Service as _;
 
 use super::HttpProblem;
 use super::render::Origin;
+use crate::failpoint::failpoint;
 use crate::provider::Fence;
 
 /// Most idle connections that one provider keeps.
@@ -254,6 +255,7 @@ impl Gated {
                 if !nothing {
                     *state = GateState::Open;
                     self.used = Used::Before;
+                    failpoint!("call.sent");
                 }
                 written
             }

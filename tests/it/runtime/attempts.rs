@@ -281,3 +281,46 @@ async fn the_fallback_gets_a_request_of_its_own_and_the_record_says_what_was_sen
         assert_eq!((attempt.url.as_str(), &attempt.request_hash[..]), (fresh.url.as_str(), &fresh.hash()[..]));
     }
 }
+
+/// Each later attempt counted the calls and delays of those before it as our own time.
+#[tokio::test]
+async fn the_calls_and_delays_of_earlier_attempts_are_no_overhead() {
+    let recorder: &'static _ = Box::leak(Box::new(metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder()));
+    let _counting = metrics::set_default_local_recorder(recorder);
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("queue=300ms,refuse_status=429").unwrap();
+    let runtime = shop.gateway_with(|setup| setup.route.plan.backoff = Duration::from_millis(700)).await;
+    let began = std::time::Instant::now();
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    assert_eq!(states(&*ended(&runtime, id).await), [Failed, Failed, Failed]);
+    assert!(began.elapsed() >= Duration::from_millis(3000), "three calls, and delays of 700 ms and 1400 ms");
+    runtime.shutdown(Duration::from_secs(5)).await;
+    let rendered = recorder.handle().render();
+    let value = |name: &str| -> f64 {
+        let line = rendered.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("{name} is not in\n{rendered}")).parse().unwrap()
+    };
+    assert_eq!(value("onejob_overhead_seconds_count") as u64, 1);
+    assert!(value("onejob_overhead_seconds_sum") < 0.7, "{}", value("onejob_overhead_seconds_sum"));
+}
+
+/// Known from the heartbeats.
+#[tokio::test]
+async fn a_running_attempt_whose_job_is_to_be_canceled_is_counted_as_canceling() {
+    let recorder: &'static _ = Box::leak(Box::new(metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder()));
+    let _counting = metrics::set_default_local_recorder(recorder);
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("hang").unwrap();
+    let runtime = shop
+        .gateway_with(|setup| {
+            setup.options.lease = Duration::from_secs(3);
+            setup.options.lease_margin = Duration::from_millis(500);
+        })
+        .await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    let counted = async |line: &str| until(line, async || recorder.handle().render().contains(line)).await;
+    counted("onejob_jobs_open{state=\"running\"} 1").await;
+    runtime.cancel(id, "request-1", onejob::store::CancelMode::Graceful, "ada", "wrong paper").await.unwrap();
+    counted("onejob_jobs_open{state=\"canceling\"} 1").await;
+    counted("onejob_jobs_open{state=\"running\"} 0").await;
+}

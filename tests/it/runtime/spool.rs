@@ -63,15 +63,13 @@ fn counted() -> (PrometheusHandle, impl Drop) {
     (recorder.handle(), metrics::set_default_local_recorder(recorder))
 }
 
-#[track_caller]
-fn counts(handle: &PrometheusHandle, line: &str) {
-    let rendered = handle.render();
-    let spool = rendered.lines().filter(|line| line.contains("spool")).collect::<Vec<_>>().join("\n");
-    assert!(rendered.lines().any(|known| known == line), "{line} is not in\n{spool}");
+/// A file is counted a moment after it is there, or gone.
+async fn counts(handle: &PrometheusHandle, line: &str) {
+    until(line, async || handle.render().lines().any(|known| known == line)).await;
 }
 
 async fn result(runtime: &Runtime, id: JobId) -> Response {
-    runtime.result(&*runtime.read(id).await.unwrap()).await.unwrap().unwrap()
+    runtime.result(&runtime.read(id).await.unwrap()).await.unwrap().unwrap()
 }
 
 /// Case 26: Redis died, the provider answered, the gateway was stopped. A small result and one with a blob of its own.
@@ -150,7 +148,7 @@ async fn a_result_that_redis_takes_soon_never_touches_the_disk() {
     ended(&runtime, id).await;
     runtime.shutdown(Duration::from_secs(5)).await;
     for fate in ["written", "stored", "refused"] {
-        counts(&handle, &format!("onejob_spooled_total{{fate=\"{fate}\"}} 0"));
+        counts(&handle, &format!("onejob_spooled_total{{fate=\"{fate}\"}} 0")).await;
     }
 }
 
@@ -166,13 +164,13 @@ async fn a_result_in_the_spool_is_still_tried_from_memory() {
     until("the call is at the provider", async || shop.inkjet.ledger().received == 1).await;
     refuse(&shop).await;
     until("it is in the spool", async || files(dir.path(), ".verdict").len() == 1).await;
-    counts(&handle, "onejob_spool_results 1");
+    counts(&handle, "onejob_spool_results 1").await;
     accept(&shop).await;
     assert_eq!(ended(&runtime, id).await.state, JobState::Succeeded);
     until("the spool is empty", async || files(dir.path(), "").is_empty()).await;
-    until("both are counted", async || handle.render().contains("onejob_spool_results 0")).await;
-    counts(&handle, "onejob_spooled_total{fate=\"written\"} 1");
-    counts(&handle, "onejob_spooled_total{fate=\"stored\"} 1");
+    counts(&handle, "onejob_spool_results 0").await;
+    counts(&handle, "onejob_spooled_total{fate=\"written\"} 1").await;
+    counts(&handle, "onejob_spooled_total{fate=\"stored\"} 1").await;
     assert_eq!(shop.executions(id), 1);
 }
 
@@ -198,8 +196,26 @@ async fn files_that_nobody_can_read_are_put_aside_and_stop_no_other() {
     assert_eq!(ended(&next, ids[3]).await.state, JobState::Succeeded);
     until("the others are put aside", async || files(dir.path(), ".verdict.bad").len() == 4).await;
     assert!(files(dir.path(), ".verdict").is_empty());
-    counts(&handle, "onejob_spooled_total{fate=\"bad\"} 4");
-    counts(&handle, "onejob_spooled_total{fate=\"stored\"} 1");
+    counts(&handle, "onejob_spooled_total{fate=\"bad\"} 4").await;
+    counts(&handle, "onejob_spooled_total{fate=\"stored\"} 1").await;
+}
+
+/// Its writer died between the write and the rename.
+#[tokio::test]
+async fn a_file_that_nobody_finished_is_taken_over_once_it_is_old() {
+    let shop = Shop::open().await;
+    let dir = TempDir::new().unwrap();
+    let ids = in_the_spool(&shop, dir.path(), &["old", "young"]).await;
+    for (id, age) in [(ids[0], 120), (ids[1], 0)] {
+        let file =
+            files(dir.path(), ".verdict").into_iter().find(|file| file.to_str().unwrap().contains(&id.to_string())).unwrap();
+        let modified = fs::metadata(&file).unwrap().modified().unwrap() - Duration::from_secs(age);
+        fs::File::options().write(true).open(&file).unwrap().set_modified(modified).unwrap();
+        fs::rename(&file, file.with_extension("verdict.tmp")).unwrap();
+    }
+    let next = shop.gateway_with(|setup| spooling(setup, dir.path())).await;
+    assert_eq!(ended(&next, ids[0]).await.state, JobState::Succeeded);
+    assert_eq!(files(dir.path(), ".verdict.tmp").len(), 1, "somebody may be writing it");
 }
 
 /// Somebody was paid, and the store has forgotten for what.
@@ -213,7 +229,7 @@ async fn a_verdict_without_a_job_is_kept_for_a_person() {
     let next = shop.gateway_with(|setup| spooling(setup, dir.path())).await;
     assert_eq!(ended(&next, ids[1]).await.state, JobState::Succeeded);
     until("it is put aside", async || files(dir.path(), ".verdict.orphan").len() == 1).await;
-    counts(&handle, "onejob_spooled_total{fate=\"orphan\"} 1");
+    counts(&handle, "onejob_spooled_total{fate=\"orphan\"} 1").await;
 
     // The same for one that was never written down before.
     shop.inkjet.set_behaviour("delay=300ms").unwrap();
@@ -239,7 +255,7 @@ async fn beyond_its_limit_the_spool_takes_nothing_and_the_result_stays_in_memory
     assert_eq!(files(dir.path(), "").len(), 1);
     accept(&shop).await;
     assert_eq!(ended(&runtime, id).await.state, JobState::Succeeded);
-    counts(&handle, "onejob_spooled_total{fate=\"written\"} 0");
+    counts(&handle, "onejob_spooled_total{fate=\"written\"} 0").await;
 }
 
 /// What is lost with the process is told at its end.
@@ -278,8 +294,8 @@ async fn two_gateways_over_one_directory_store_each_result_once() {
         assert_eq!(shop.executions(id), 1);
     }
     until("the spool is empty", async || files(dir.path(), "").is_empty()).await;
-    counts(&handle, "onejob_spooled_total{fate=\"stored\"} 20");
-    counts(&handle, "onejob_results_total{fate=\"won\"} 20");
+    counts(&handle, "onejob_spooled_total{fate=\"stored\"} 20").await;
+    counts(&handle, "onejob_results_total{fate=\"won\"} 20").await;
     for runtime in [one, other] {
         runtime.shutdown(Duration::ZERO).await;
     }

@@ -1,9 +1,10 @@
 //! `begin_attempt`: the state before, one call, the reply and the record after.
 
-use onejob::attempt::{AttemptState, AttemptToken};
+use onejob::attempt::{AttemptState, AttemptToken, FinishOutcome};
 use onejob::job::{Class, JobState, Rules};
 use onejob::store::{Begun, CancelMode};
 
+use crate::scenes::RETRY;
 use crate::support::{Answer, Call, First, Given, LEASE_MS, RACE_AFTER_MS, Redis, Submission, sent};
 
 /// Begins for a caller that holds nothing.
@@ -154,8 +155,8 @@ async fn attempts_that_touched_no_provider_are_bounded_too() {
     let mut given = redis.given(Submission { rules, first: First::Starting, ..submission }).await;
     let mut begun = 1;
     loop {
-        given.lapse().await;
-        given.tick().await;
+        let unsent = given.call_finish(begun, FinishOutcome::Aborted, "", RETRY);
+        given.send(&unsent).await;
         if given.job().await.is_ended() {
             break;
         }
@@ -164,7 +165,7 @@ async fn attempts_that_touched_no_provider_are_bounded_too() {
     }
     assert_eq!(begun, 9);
     let job = given.job().await;
-    assert_eq!((job.state, job.reason.as_str()), (JobState::Failed, "lease_lapsed"));
+    assert_eq!((job.state, job.reason.as_str()), (JobState::Failed, "no_permit"));
 }
 
 #[tokio::test]

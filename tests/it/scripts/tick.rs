@@ -1,6 +1,6 @@
 //! `tick_job`: the state before, one call, the reply and the record after.
 
-use onejob::attempt::{AttemptState, ResolveOutcome};
+use onejob::attempt::{AttemptState, FinishOutcome, ResolveOutcome};
 use onejob::fingerprint::{second_half, sha256};
 use onejob::job::{Class, JobState, Payload, Rules};
 use onejob::store::{Follow, HasBlobs, Read, Ticked, Word};
@@ -55,6 +55,49 @@ async fn a_lease_that_runs_is_left_alone_and_tells_when_to_look_again() {
     let given = redis.given_pending().await;
     let holder_lease_ms = given.job().await.holder_lease_ms;
     assert_eq!(given.tick().await, ticked(&given, JobState::Pending, holder_lease_ms, &[]));
+}
+
+/// Case 24: each of them may have taken its gateway with it.
+#[tokio::test]
+async fn three_attempts_that_lapsed_before_anything_was_sent_are_poison() {
+    let redis = Redis::start().await;
+    let mut given = redis.given_starting().await;
+    for next in [2, 3] {
+        given.lapse().await;
+        assert_eq!(given.tick_changes().await, ["aborted"]);
+        assert_eq!(given.begins(First::Starting).await, next);
+    }
+    given.lapse().await;
+    assert_eq!(given.tick_changes().await, ["aborted", "poisoned"]);
+    let job = given.job().await;
+    assert_eq!((job.state, job.version), (JobState::Failed, 1));
+    assert_eq!(job.reason, "poison: 3 attempts lost their holders before anything was sent");
+    let event = job.events.last().unwrap();
+    assert_eq!((event.event.as_str(), event.attempt, event.detail.as_str()), ("poisoned", 0, job.reason.as_str()));
+    assert_eq!(given.tick_changes().await, [""; 0], "once");
+
+    // An operator lets it run again, and it is counted anew.
+    given.reopen(1).await;
+    for next in [4, 5] {
+        assert_eq!(given.begins(First::Starting).await, next);
+        given.lapse().await;
+        assert_eq!(given.tick_changes().await, ["aborted"]);
+    }
+    assert_eq!(given.job().await.state, JobState::Pending);
+}
+
+#[tokio::test]
+async fn a_slot_that_was_given_back_counts_as_no_death() {
+    let redis = Redis::start().await;
+    let mut given = redis.given_starting().await;
+    for number in 1..=4 {
+        let call = given.call_finish(number, FinishOutcome::Aborted, "", RETRY);
+        given.send(&call).await;
+        assert_eq!(given.begins(First::Starting).await, number + 1);
+    }
+    given.lapse().await;
+    assert_eq!(given.tick_changes().await, ["aborted"]);
+    assert_eq!(given.job().await.state, JobState::Pending);
 }
 
 #[tokio::test]

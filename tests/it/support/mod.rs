@@ -4,6 +4,7 @@
 //! Nothing here sleeps to let time pass: `Given::age` makes the data older.
 
 mod call;
+pub mod gateway;
 mod given;
 pub mod server;
 
