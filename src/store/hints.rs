@@ -150,27 +150,37 @@ impl Store {
         if jobs.is_empty() {
             return Ok((next, 0));
         }
-        let lives = jobs.iter().map(|(_, key)| {
-            let mut command = redis::cmd("PTTL");
-            command.arg(key);
-            command
-        });
-        let lives = self.commands(lives.collect()).await?;
-        let open = jobs.iter().zip(&lives).filter(|(_, life)| matches!(life, Value::Int(-1)));
-        let now_ms = self.now_ms();
-        let repair: Vec<redis::Cmd> = open
-            .map(|((identity, _), _)| {
-                let mut command = redis::cmd("ZADD");
-                command.arg(self.inner.keys.due(identity.shard())).arg("NX").arg(now_ms).arg(identity.to_string());
-                command
-            })
-            .collect();
-        if repair.is_empty() {
+        let lives = self.commands(jobs.iter().map(|(_, key)| life(key)).collect()).await?;
+        let open: Vec<&(Identity, Vec<u8>)> =
+            jobs.iter().zip(&lives).filter(|(_, life)| is_open(life)).map(|(job, _)| job).collect();
+        if open.is_empty() {
             return Ok((next, 0));
         }
+        let now_ms = self.now_ms();
+        let repair = open.iter().map(|(identity, _)| {
+            let mut command = redis::cmd("ZADD");
+            command.arg(self.inner.keys.due(identity.shard())).arg("NX").arg(now_ms).arg(identity.to_string());
+            command
+        });
+        let added = self.commands(repair.collect()).await?;
+        let mut unhinted = Vec::new();
+        for (job, added) in open.into_iter().zip(&added) {
+            if number(added)? > 0 {
+                unhinted.push(job);
+            }
+        }
+        if unhinted.is_empty() {
+            return Ok((next, 0));
+        }
+        // One that has ended since it was looked at has lost its hint in order: it needs none, and nothing is amiss.
+        let lives = self.commands(unhinted.iter().map(|(_, key)| life(key)).collect()).await?;
         let mut repaired = 0;
-        for value in self.commands(repair).await? {
-            repaired += number(&value)?;
+        for ((identity, _), life) in unhinted.into_iter().zip(&lives) {
+            if is_open(life) {
+                repaired += 1;
+            } else {
+                self.move_due(Hint { identity: *identity, at_ms: now_ms }, 0).await?;
+            }
         }
         Ok((next, repaired))
     }
@@ -195,6 +205,17 @@ pub(crate) struct HintCounts {
     pub(crate) open: u64,
     pub(crate) unknown: u64,
     pub(crate) unknown_since_ms: Option<u64>,
+}
+
+fn life(key: &[u8]) -> redis::Cmd {
+    let mut command = redis::cmd("PTTL");
+    command.arg(key);
+    command
+}
+
+/// Whether a record with that life is an open job's: it has no TTL.
+fn is_open(life: &Value) -> bool {
+    matches!(life, Value::Int(-1))
 }
 
 /// LT: never put off.
