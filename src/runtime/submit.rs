@@ -151,7 +151,8 @@ impl Runtime {
                 self.inner.settle_claim(submit);
                 Err(error.into())
             }
-            Err(error @ StoreError::NotExecuted { code: Refusal::Connect, .. }) => Err(error.into()),
+            // A replica may be behind: what it says of a job is not told.
+            Err(error @ StoreError::NotExecuted { code: Refusal::Connect | Refusal::ReadOnly, .. }) => Err(error.into()),
             // Out of memory or of replicas: a duplicate still gets its answer, only a new job is refused.
             Err(error @ StoreError::NotExecuted { .. }) => match self.inner.store.read_job(submit.id.identity()).await {
                 Ok(Read::Found(job)) if job.digest != submit.digest => Err(SubmitError::Collision),
