@@ -1,6 +1,6 @@
 # onejob: every command of the house. `make` alone shows this list. Needs Rust (rust-version in Cargo.toml) and, for packages, apt-get.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run run test lint fmt unit doc deny tools advisories
+.PHONY: help setup setup-run run test lint fmt unit doc deny tools advisories storm faults
 CARGO_DENY_VERSION := 0.20.2
 
 help:  ## show this list
@@ -26,6 +26,12 @@ lint:  ## formatting, clippy and luacheck, without changing anything
 
 unit:  ## the whole test suite, with nextest where it is installed
 	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run; else set -x; cargo test --lib --bins --tests; fi
+
+storm: setup-run  ## some minutes of load on three gateways while everything breaks; ONEJOB_SEED=N repeats one
+	cargo test --test it -- --ignored --nocapture --exact storm::nothing_is_done_twice_or_lost_in_a_long_storm
+
+faults: setup-run  ## each fault of Redis for half a minute: what clients see, as a table
+	cargo test --test it -- --ignored --nocapture --exact redis_faults::every_fault_for_half_a_minute
 
 doc:  ## the documentation's examples, and its links
 	cargo test --doc
