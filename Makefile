@@ -1,6 +1,6 @@
 # onejob: every command of the house. `make` alone shows this list. Needs Rust (rust-version in Cargo.toml) and, for packages, apt-get.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run run test lint fmt unit series doc deny tools advisories
+.PHONY: help setup setup-run run test lint fmt unit series doc deny tools advisories storm faults
 CARGO_DENY_VERSION := 0.20.2
 # Tests kill gateways at these points. What is run, and what is released, is built without.
 POINTS := --features failpoints
@@ -33,7 +33,13 @@ unit:  ## the whole test suite, with nextest where it is installed
 		else set -x; cargo test --lib --bins --tests $(POINTS); fi
 
 series:  ## whether the number of metric series stays the same over 100,000 keys; ten minutes on a busy machine
-	cargo test --test it dashboards::live::the_number_of_series_is_the_same -- --ignored --nocapture
+	cargo test $(POINTS) --test it dashboards::live::the_number_of_series_is_the_same -- --ignored --nocapture
+
+storm: setup-run  ## some minutes of load on three gateways while everything breaks; ONEJOB_SEED=N repeats one
+	cargo test $(POINTS) --test it -- --ignored --nocapture --exact storm::nothing_is_done_twice_or_lost_in_a_long_storm
+
+faults: setup-run  ## each fault of Redis for half a minute: what clients see, as a table
+	cargo test $(POINTS) --test it -- --ignored --nocapture --exact redis_faults::every_fault_for_half_a_minute
 
 doc:  ## the documentation's examples, and its links
 	cargo test --doc $(POINTS)

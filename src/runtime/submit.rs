@@ -159,9 +159,10 @@ impl Runtime {
             Ok(Submitted::Conflict { id }) => Err(SubmitError::Conflict(id)),
             Ok(Submitted::Gone(gone)) => Err(SubmitError::Gone(gone)),
             Ok(Submitted::Collision) => Err(SubmitError::Collision),
+            // A replica may be behind: what it says of a job is not told.
             Err(
                 error @ (StoreError::Ambiguous { .. }
-                | StoreError::NotExecuted { code: Refusal::Connect, .. }
+                | StoreError::NotExecuted { code: Refusal::Connect | Refusal::ReadOnly, .. }
                 | StoreError::Fatal { .. }),
             ) => Err(error.into()),
             // Out of memory or of replicas: a duplicate still gets its answer, only a new job is refused.

@@ -2,12 +2,13 @@
 //!
 //! A checkout from the pool costs `UNWATCH` and `PING`; a lane costs nothing. Lanes are taken from the pool once and held. A lane
 //! that breaks, that finds itself on a replica, that brings somebody else's reply, or that times out [`TIMEOUTS_MAX`] times in a
-//! row is given up and built anew in the background with capped back-off; meanwhile callers use another lane or fail fast. Never a
-//! blocking command on a lane.
+//! row is built anew in the background with capped back-off, which goes on growing while each successor fares no better; meanwhile
+//! callers use another lane or fail fast. On a replica the old connection serves on: it still says why nothing is taken, and is
+//! right again if the same server is made a master. Never a blocking command on a lane.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use deadpool_redis::{Connection, Pool};
 use redis::aio::{ConnectionLike as _, MultiplexedConnection};
@@ -25,6 +26,10 @@ const TIMEOUTS_MAX: u32 = 3;
 const REBUILD_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause between two attempts to build a lane.
 const REBUILD_PAUSE_MAX: Duration = Duration::from_secs(2);
+/// A connection that served for so long before it broke was a good one: its successor is built at once.
+const SERVED_MIN: Duration = Duration::from_millis(500);
+/// The same for one that found itself on a replica: nothing is gained by haste, most often the successor will be on one too.
+const SERVED_ON_REPLICA_MIN: Duration = REBUILD_PAUSE_MAX;
 
 pub(crate) struct Lanes {
     lanes: Vec<Arc<Lane>>,
@@ -44,6 +49,27 @@ struct Lane {
 struct Held {
     connection: Option<MultiplexedConnection>,
     generation: u64,
+    /// Since when it stands.
+    since: Instant,
+    /// Whether its successor is being built.
+    succession: Succession,
+    /// How long its building was put off; doubles while successors fare no better.
+    pause: Duration,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Succession {
+    None,
+    UnderWay,
+}
+
+/// What becomes of a connection whose successor is built.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Meanwhile {
+    /// It serves until then.
+    Serves,
+    /// It is of no use any more.
+    GivenUp,
 }
 
 impl Lane {
@@ -56,12 +82,33 @@ impl Lane {
         let mut held = self.held();
         held.generation += 1;
         held.connection = Some(connection);
+        held.since = Instant::now();
+        held.succession = Succession::None;
     }
 
-    /// Gives that connection up; whether it was still the lane's.
-    fn give_up(&self, generation: u64) -> bool {
+    /// Asks for a successor of that connection; how long its building is to be put off, if it is this caller's to build.
+    fn succeed(&self, generation: u64, meanwhile: Meanwhile) -> Option<Duration> {
         let mut held = self.held();
-        held.generation == generation && held.connection.take().is_some()
+        if held.generation != generation {
+            return None;
+        }
+        let served_min = match meanwhile {
+            Meanwhile::Serves => SERVED_ON_REPLICA_MIN,
+            Meanwhile::GivenUp => {
+                held.connection = None;
+                SERVED_MIN
+            }
+        };
+        if held.succession == Succession::UnderWay {
+            return None;
+        }
+        held.succession = Succession::UnderWay;
+        held.pause = if held.since.elapsed() >= served_min {
+            Duration::ZERO
+        } else {
+            (held.pause * 2).clamp(REBUILD_PAUSE, REBUILD_PAUSE_MAX)
+        };
+        Some(held.pause)
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
@@ -89,7 +136,13 @@ impl Lanes {
         for _ in 0..lanes {
             let connection = take(&pool).await?;
             open.push(Arc::new(Lane {
-                connection: Mutex::new(Held { connection: Some(connection), generation: 0 }),
+                connection: Mutex::new(Held {
+                    connection: Some(connection),
+                    generation: 0,
+                    since: Instant::now(),
+                    succession: Succession::None,
+                    pause: Duration::ZERO,
+                }),
                 timeouts: AtomicU32::new(0),
             }));
         }
@@ -110,7 +163,7 @@ impl Lanes {
             Ok(Ok(values)) => {
                 self.lanes[way.lane].timeouts.store(0, Ordering::Relaxed);
                 if values.iter().any(is_readonly) {
-                    self.rebuild(way, "readonly");
+                    self.rebuild(way, "readonly", Meanwhile::Serves);
                 }
                 Ok((values, way))
             }
@@ -118,7 +171,7 @@ impl Lanes {
                 if error.is_timeout() {
                     self.timed_out(way);
                 } else if error.is_io_error() || error.is_connection_dropped() || error.is_unrecoverable_error() {
-                    self.rebuild(way, "broken");
+                    self.rebuild(way, "broken", Meanwhile::GivenUp);
                 }
                 Err(retry::of_connection(&error))
             }
@@ -131,7 +184,7 @@ impl Lanes {
 
     /// A reply came that answers somebody else's call: what else comes by that connection is not to be believed either.
     pub(crate) fn distrust(&self, way: Way) {
-        self.rebuild(way, "foreign");
+        self.rebuild(way, "foreign", Meanwhile::GivenUp);
     }
 
     fn pick(&self) -> Option<(Way, MultiplexedConnection)> {
@@ -144,22 +197,22 @@ impl Lanes {
 
     fn timed_out(&self, way: Way) {
         if self.lanes[way.lane].timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= TIMEOUTS_MAX {
-            self.rebuild(way, "timeouts");
+            self.rebuild(way, "timeouts", Meanwhile::GivenUp);
         }
     }
 
-    /// Gives a lane's connection up and builds a new one in the background. What other calls still say of the old one changes
-    /// nothing.
-    fn rebuild(&self, way: Way, why: &'static str) {
+    /// Builds a successor of a lane's connection in the background. What other calls still say of the old one changes nothing.
+    fn rebuild(&self, way: Way, why: &'static str, meanwhile: Meanwhile) {
         let lane = Arc::clone(&self.lanes[way.lane]);
-        if !lane.give_up(way.generation) {
-            return;
-        }
-        tracing::warn!(why, "a connection to redis is given up and built anew");
+        let Some(mut pause) = lane.succeed(way.generation, meanwhile) else { return };
+        tracing::warn!(why, "a connection to redis is built anew");
         let (pool, stop) = (self.pool.clone(), self.stop.clone());
         self.tasks.spawn(async move {
-            let mut pause = REBUILD_PAUSE;
             loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(pause) => {}
+                }
                 let built = tokio::select! {
                     () = stop.cancelled() => return,
                     built = take(&pool) => built,
@@ -174,11 +227,7 @@ impl Lanes {
                     }
                     Err(error) => tracing::debug!(%error, "redis is not there yet"),
                 }
-                tokio::select! {
-                    () = stop.cancelled() => return,
-                    () = tokio::time::sleep(pause) => {}
-                }
-                pause = (pause * 2).min(REBUILD_PAUSE_MAX);
+                pause = (pause * 2).clamp(REBUILD_PAUSE, REBUILD_PAUSE_MAX);
             }
         });
     }

@@ -38,10 +38,15 @@ pub const RETENTION_MS: u64 = 1_060_000;
 pub const KEY_LIFE_MS: u64 = 2_060_000;
 
 /// Waits until a condition holds.
-pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + SOON;
+pub async fn until(what: &str, holds: impl AsyncFnMut() -> bool) {
+    until_within(SOON, what, holds).await;
+}
+
+/// Waits until a condition holds that may take so long.
+pub async fn until_within(within: Duration, what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + within;
     while !holds().await {
-        assert!(Instant::now() < deadline, "not within {SOON:?}: {what}");
+        assert!(Instant::now() < deadline, "not within {within:?}: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

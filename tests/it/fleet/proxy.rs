@@ -1,0 +1,181 @@
+//! A wire to Redis that breaks on demand. It carries bytes and understands none of them: what it loses was executed.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// Replies on their way by one connection; beyond, Redis is not read.
+const HELD_MAX: usize = 4096;
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
+
+/// How the wire is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Pass,
+    /// Each reply comes so much later.
+    Hold(Duration),
+    /// Each reply is held for so long, and then the connection is cut instead of delivering it.
+    HoldThenCut(Duration),
+    /// Connections are refused, those that stand are cut.
+    Refuse,
+}
+
+struct Shared {
+    upstream: PathBuf,
+    mode: watch::Sender<Mode>,
+    /// So many replies more are lost: the connection is cut when one arrives.
+    lose: AtomicU32,
+    lost: AtomicU64,
+    stop: CancellationToken,
+}
+
+/// One gateway's wire.
+pub struct Proxy {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    _stop: DropGuard,
+}
+
+impl Proxy {
+    pub fn start(upstream: PathBuf) -> Proxy {
+        let socket = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).expect("a port");
+        let addr = socket.local_addr().expect("a port");
+        let stop = CancellationToken::new();
+        let (mode, _) = watch::channel(Mode::Pass);
+        let shared = Arc::new(Shared { upstream, mode, lose: AtomicU32::new(0), lost: AtomicU64::new(0), stop: stop.clone() });
+        tokio::spawn(serve(socket, addr, Arc::clone(&shared)));
+        Proxy { addr, shared, _stop: stop.drop_guard() }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.addr)
+    }
+
+    pub fn set(&self, mode: Mode) {
+        self.shared.mode.send_replace(mode);
+    }
+
+    /// Loses the next replies, each with its connection.
+    pub fn lose_replies(&self, replies: u32) {
+        self.shared.lose.store(replies, Ordering::SeqCst);
+    }
+
+    /// How many chunks of replies were lost after Redis had executed what they answer.
+    pub fn lost(&self) -> u64 {
+        self.shared.lost.load(Ordering::SeqCst)
+    }
+}
+
+impl Shared {
+    /// Whether this reply is one of those to lose.
+    fn loses(&self) -> bool {
+        let taken = self.lose.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |lose| lose.checked_sub(1));
+        taken.is_ok()
+    }
+}
+
+fn bind(addr: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(addr)?;
+    Ok(socket)
+}
+
+async fn serve(mut socket: TcpSocket, addr: SocketAddr, shared: Arc<Shared>) {
+    let mut mode = shared.mode.subscribe();
+    loop {
+        // A socket that does not listen keeps the port while connections are refused.
+        let open = tokio::select! {
+            () = shared.stop.cancelled() => return,
+            open = mode.wait_for(|mode| *mode != Mode::Refuse) => open.map(drop),
+        };
+        if open.is_err() {
+            return;
+        }
+        let listener = socket.listen(BACKLOG).expect("the port is ours");
+        let connections = shared.stop.child_token();
+        tokio::select! {
+            () = shared.stop.cancelled() => return,
+            _ = mode.wait_for(|mode| *mode == Mode::Refuse) => {}
+            () = accept(&listener, &shared, &connections) => {}
+        }
+        connections.cancel();
+        drop(listener);
+        socket = bind(addr).expect("the port was ours");
+    }
+}
+
+async fn accept(listener: &TcpListener, shared: &Arc<Shared>, connections: &CancellationToken) {
+    while let Ok((client, _)) = listener.accept().await {
+        let (shared, cut) = (Arc::clone(shared), connections.child_token());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = cut.cancelled() => {}
+                () = carry(client, &shared) => {}
+            }
+        });
+    }
+}
+
+/// What becomes of a chunk of replies when its time has come.
+enum Fate {
+    Deliver,
+    Cut,
+}
+
+async fn carry(client: TcpStream, shared: &Shared) {
+    let Ok(server) = UnixStream::connect(&shared.upstream).await else { return };
+    let _ = client.set_nodelay(true);
+    let (mut asking, mut asked) = client.into_split();
+    let (mut answers, mut questions) = server.into_split();
+    let (held, mut due) = mpsc::channel::<(Instant, Fate, Bytes)>(HELD_MAX);
+    let commands = async {
+        let _ = tokio::io::copy(&mut asking, &mut questions).await;
+    };
+    let arrive = async {
+        let mut bytes = BytesMut::with_capacity(64 << 10);
+        while let Ok(1..) = answers.read_buf(&mut bytes).await {
+            let chunk = bytes.split().freeze();
+            let now = Instant::now();
+            let (at, fate) = match *shared.mode.borrow() {
+                _ if shared.loses() => (now, Fate::Cut),
+                Mode::Pass | Mode::Refuse => (now, Fate::Deliver),
+                Mode::Hold(hold) => (now + hold, Fate::Deliver),
+                Mode::HoldThenCut(hold) => (now + hold, Fate::Cut),
+            };
+            if held.send((at, fate, chunk)).await.is_err() {
+                return;
+            }
+        }
+    };
+    let leave = async {
+        while let Some((at, fate, chunk)) = due.recv().await {
+            tokio::time::sleep_until(at).await;
+            match fate {
+                Fate::Cut => {
+                    shared.lost.fetch_add(1, Ordering::SeqCst);
+                    return;
+                }
+                Fate::Deliver if asked.write_all(&chunk).await.is_err() => return,
+                Fate::Deliver => {}
+            }
+        }
+    };
+    // Whichever direction ends first ends both.
+    tokio::select! {
+        () = commands => {}
+        () = arrive => {}
+        () = leave => {}
+    }
+}
