@@ -1,6 +1,6 @@
 //! Places at which a process can be told to kill itself, so that tests see what its death leaves behind.
 //!
-//! Only with the cargo feature `failpoints`, which is off by default and refused in a release build. Without it [`failpoint!`] is
+//! Only with the cargo feature `failpoints`, which is off by default and refused in a release build. Without it `failpoint!` is
 //! nothing: not a branch, not a name. With it, the variable `ONEJOB_FAILPOINT` names the one point of [`POINTS`] that kills. The
 //! kill is SIGKILL, as from the kernel's out-of-memory killer: no destructor runs and nothing is flushed.
 
