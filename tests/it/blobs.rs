@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::extract::RawQuery;
 use axum::http::header::CONTENT_TYPE;
-use onejob::attempt::AttemptToken;
+use onejob::attempt::{AttemptState, AttemptToken};
 use onejob::fingerprint::{Fingerprinted, digest, fingerprint, hex, second_half, sha256};
 use onejob::job::{Body, Class, Identity, JobId, JobState, Key, Owner, Payload, Rules};
 use onejob::runtime::Route;
@@ -399,7 +399,7 @@ async fn bytes_that_are_missing_or_altered_are_an_error_by_name_and_counted() {
     assert!(counted.unwrap().parse::<u64>().unwrap() >= 12, "{counted:?}");
 }
 
-/// What cannot be sent as it was asked for is not sent at all; the job ends with its deadline.
+/// What cannot be sent as it was asked for is not sent at all: whoever takes the job gives it back and says why.
 #[tokio::test]
 async fn a_job_whose_input_is_missing_is_never_run() {
     let site = site().await;
@@ -407,15 +407,13 @@ async fn a_job_whose_input_is_missing_is_never_run() {
     let input = format!("{{\"simulate\":\"succeed\",\"page\":{}}}", text('a', 20_000));
     let id = claimed_by_a_dead_gateway(&site, "print", "k", input.as_bytes()).await;
     site.redis.command::<()>(&["DEL", &blob_key(&id.to_string(), input.as_bytes())]).await;
-    // The look at the job is put off, and so its hint stands later than where the claim left it.
-    let due = format!("oj:due:{{{:02x}}}", id.identity().shard());
-    let claimed_ms = store.now_ms();
-    until("the sweeper has looked at the job", async || {
-        let hint_ms: u64 = site.redis.command(&["ZSCORE", &due, &id.identity().to_string()]).await;
-        hint_ms > claimed_ms + 5_000
-    })
-    .await;
-    let Read::Found(job) = store.read_job(id.identity()).await.unwrap() else { panic!("it is there") };
-    assert_eq!((job.state, job.attempts.len()), (JobState::Pending, 0));
+    let job = async || match store.read_job(id.identity()).await.unwrap() {
+        Read::Found(job) => job,
+        other => panic!("{other:?}"),
+    };
+    until("somebody has given it back", async || job().await.attempts.iter().any(|attempt| !attempt.state.is_open())).await;
+    let job = job().await;
+    assert_eq!((job.attempts[0].state, job.is_ended()), (AttemptState::Aborted, false));
+    assert!(job.attempts[0].reason.starts_with("input: "), "{}", job.attempts[0].reason);
     assert_eq!(site.provider.ledger().received, 0);
 }
