@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 use crate::error::{Refusal, StoreError};
 use crate::policy::TCP_USER_TIMEOUT;
 
+mod bench;
 mod blobs;
 mod call;
 mod calls;
@@ -36,6 +37,7 @@ mod testing;
 mod transitions;
 mod wake;
 
+pub use bench::BENCH_PREFIX;
 pub(crate) use blobs::Keep;
 pub use calls::*;
 pub use check::{Checked, RedisFacts};

@@ -7,6 +7,7 @@
 
 mod contract;
 
+mod bench;
 mod cases;
 mod cli;
 mod config;
