@@ -24,6 +24,7 @@ mod blobs;
 mod call;
 mod calls;
 mod check;
+mod compose;
 mod hints;
 mod keys;
 mod lanes;

@@ -30,7 +30,7 @@ listen = "127.0.0.1:0"
 connections_max = 20000
 waiters_max = 20000
 [redis]
-response_timeout = "10s"
+response_timeout = "2s"
 [provider.constant]
 adapter = "http"
 limits = { in_flight = 1024 }
@@ -63,7 +63,9 @@ impl Gateway {
         command.arg("serve").arg("--config").arg(&file).args(["--log", "warn", "--redis", &redis.url()]);
         command.args(["--set", &format!("provider.constant.base_url={}", provider.url)]);
         command.stderr(std::fs::File::create(directory.path().join("gateway.log"))?);
-        let (part, url) = Part::start_and_listen(&mut command, "onejob listens on").await?;
+        let started = Part::start_and_listen(&mut command, "onejob listens on").await;
+        let log = || std::fs::read_to_string(directory.path().join("gateway.log")).unwrap_or_default();
+        let (part, url) = started.with_context(|| format!("the gateway did not start: {}", log()))?;
         Ok(Gateway { part, url, redis, provider, directory })
     }
 

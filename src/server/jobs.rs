@@ -118,21 +118,13 @@ pub(crate) async fn submit_job(
     Ok(response)
 }
 
-/// Submits on a task that keeps the body's share of memory until the claim is made, though the client goes away: the runtime's own
-/// task holds the body as long.
+/// Submits; the body's share of memory is kept until the claim is made, though the client goes away, as the body is.
 pub(crate) async fn submit(
-    app: &Arc<App>,
+    app: &App,
     submission: Submission,
     share: Option<tokio::sync::OwnedSemaphorePermit>,
 ) -> Result<Receipt, Problem> {
-    let runtime = app.runtime.clone();
-    let receipt = app
-        .detached(async move {
-            let receipt = runtime.submit(submission).await;
-            drop(share);
-            receipt
-        })
-        .await?;
+    let receipt = app.runtime.submit_holding(submission, share).await;
     receipt.map_err(|error| match error {
         SubmitError::Conflict(_) => Problem::from(error).status(app.options.conflict.code()),
         SubmitError::UnknownRoute(_)

@@ -1,9 +1,11 @@
 //! The Lua scripts, composed and hashed.
 //!
-//! What a script does stands in its own header, under `lua/`. Here: the script's `#!lua` line, then its name, then the prelude,
-//! then its body, joined once. Nothing here knows what a script means.
+//! What a script does stands in its own header, under `lua/`; how its text comes about, in `compose.rs`. Nothing here knows what a
+//! script means.
 
 use std::sync::LazyLock;
+
+use crate::store::compose::compose;
 
 const PRELUDE: &str = include_str!("../../lua/prelude.lua");
 
@@ -50,8 +52,7 @@ struct Composed {
 
 static COMPOSED: LazyLock<Vec<Composed>> = LazyLock::new(|| {
     let compose = |script: &Script| {
-        let (shebang, body) = script.source().split_once('\n').expect("a script begins with its #!lua line");
-        let code = format!("{shebang}\nlocal SCRIPT = '{}'\n{PRELUDE}\n{body}", script.name());
+        let code = compose(script.name(), script.source(), PRELUDE);
         let sha1 = redis::Script::new(&code).get_hash().to_owned();
         Composed { code, sha1 }
     };
