@@ -12,14 +12,12 @@ const POSITIONS: [&str; 3] = ["P", "L", "A"];
 /// The text that Redis gets: the script's `#!lua` line, its name, what it needs of the prelude, its body.
 pub(super) fn compose(name: &str, source: &str, prelude: &str) -> String {
     let (shebang, body) = source.split_once('\n').expect("a script begins with its #!lua line");
-    let mut numbers = BTreeMap::new();
-    let mut parts = Vec::new();
-    for part in parts_of(prelude) {
-        match POSITIONS.iter().find(|table| name_of(&part) == Some(**table)) {
-            Some(table) => drop(numbers.insert(*table, positions(&part))),
-            None => parts.push(part),
-        }
-    }
+    let parts = parts_of(prelude);
+    let tables = POSITIONS.into_iter().map(|table| {
+        let part = parts.iter().find(|part| name_of(part) == Some(table)).expect("the prelude has every table of positions");
+        (table, positions(part))
+    });
+    let numbers = tables.collect();
     let body = numbered(body, &numbers);
     let parts: Vec<String> = parts.iter().map(|part| numbered(part, &numbers)).collect();
     let needed = needed(&parts, &body);
@@ -175,6 +173,9 @@ one: with double
 return owner_of(first[2]) .. xP.y -- unused
 ";
         assert_eq!(composed, expected);
+        // A table that somebody goes through stays.
+        let composed = compose("all", "#!lua\nfor name in pairs(P) do end\n", PRELUDE);
+        assert!(composed.contains("local P = {\n  state = 1, owner = 2,\n}\n") && !composed.contains("local A"), "{composed}");
         // What is needed only by what is needed is needed.
         let composed = compose("two", "#!lua\nreturn unused(LIMIT)\n", PRELUDE);
         assert!(composed.contains("local LIMIT = 3   -- why\n") && composed.contains("function owner_of"), "{composed}");

@@ -14,7 +14,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 async fn bench(arguments: &[&str]) -> Value {
     let mut command = Command::new(env!("CARGO_BIN_EXE_onejob"));
     command.args(["--json", "bench", "--ops", "100", "--seconds", "30", "--tasks", "8"]).args(arguments);
-    command.args(["--set", "redis.connect_timeout=10s", "--set", "redis.response_timeout=10s"]);
+    command.args(["--set", "redis.connect_timeout=10s", "--set", "redis.response_timeout=2s"]);
     command.env_remove("ONEJOB_CONFIG").stdin(Stdio::null()).kill_on_drop(true);
     let output = tokio::time::timeout(DEADLINE, command.output()).await.expect("it ends").unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
