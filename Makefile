@@ -1,6 +1,6 @@
 # onejob: every command of the house. `make` alone shows this list. Needs Rust (rust-version in Cargo.toml) and, for packages, apt-get.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run run test lint fmt unit series doc deny tools advisories storm faults
+.PHONY: help setup setup-run setup-bench run test lint fmt unit series doc deny tools advisories storm faults bench
 CARGO_DENY_VERSION := 0.20.2
 # Tests kill gateways at these points. What is run, and what is released, is built without.
 POINTS := --features failpoints
@@ -21,6 +21,14 @@ setup: setup-run  ## install what tests need: redis-server, luacheck, prometheus
 
 setup-run:
 	@./.ci/package redis-server redis-server
+
+bench: setup-bench  ## compare with what this machine can do at most: redis-benchmark, axum, nginx; some minutes, in release
+	cargo bench --bench ceilings -- --json target/ceilings.json $(BENCH)
+
+setup-bench: setup-run
+	@./.ci/package redis-benchmark redis-tools
+	@./.ci/package nginx nginx
+	@./.ci/package wrk wrk
 
 lint:  ## formatting, clippy and luacheck, without changing anything
 	cargo fmt --check

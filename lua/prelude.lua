@@ -1,7 +1,8 @@
 --[[
 Shared by every script: the positions of the record, the clock, and the few rules that more than one transition needs.
 
-The composer (src/store/scripts.rs) puts, in this order: the script's own `#!lua` line, `local SCRIPT = '<name>'`, this file, the body.
+The composer (src/store/compose.rs) puts, in this order: the script's own `#!lua` line, `local SCRIPT = '<name>'`, what the script
+needs of this file, the body; names of positions become numbers.
 A script reads the record, decides on a plain table and writes the record once, last. Absent values are '', 0 or {}; never nil or
 false, which would turn the packed array into a map. docs/PROTOCOL.md binds; src/store/record.rs names the same positions in Rust.
 ]]

@@ -18,6 +18,7 @@ use onejob::config::{Config, ConfigError, Environment, Sources};
 use serde_json::{Value, json};
 
 mod assemble;
+mod bench;
 mod cancel;
 mod client;
 mod config;
@@ -93,6 +94,8 @@ enum Command {
     Reopen(reopen::Arguments),
     /// Looks for what would keep a gateway from keeping its promises.
     Doctor,
+    /// Measures what jobs cost on this machine and this Redis, and leaves nothing behind.
+    Bench(bench::Arguments),
     /// Checks, prints or begins a configuration.
     #[command(subcommand)]
     Config(config::Command),
@@ -323,6 +326,7 @@ async fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Resolve(arguments) => resolve::run(arguments, context).await,
         Command::Reopen(arguments) => reopen::run(arguments, context).await,
         Command::Doctor => doctor::run(context).await,
+        Command::Bench(arguments) => bench::run(arguments, context).await,
         Command::Config(command) => config::run(command, context),
         Command::Openapi => openapi::run(),
         Command::Script(arguments) => script::run(&arguments),
@@ -343,6 +347,7 @@ fn start_log(filter: Option<&str>, format: LogFormat, command: &Command) -> Resu
         | Command::Resolve(_)
         | Command::Reopen(_)
         | Command::Doctor
+        | Command::Bench(_)
         | Command::Config(_)
         | Command::Openapi
         | Command::Script(_) => "warn",

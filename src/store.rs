@@ -19,10 +19,12 @@ use tokio_util::task::TaskTracker;
 use crate::error::{Refusal, StoreError};
 use crate::policy::TCP_USER_TIMEOUT;
 
+mod bench;
 mod blobs;
 mod call;
 mod calls;
 mod check;
+mod compose;
 mod hints;
 mod keys;
 mod lanes;
@@ -36,6 +38,7 @@ mod testing;
 mod transitions;
 mod wake;
 
+pub use bench::BENCH_PREFIX;
 pub(crate) use blobs::{Keep, bytes_life};
 pub use calls::*;
 pub use check::{Checked, RedisFacts};

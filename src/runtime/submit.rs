@@ -29,8 +29,22 @@ impl Runtime {
     /// # Cancel safety
     /// Dropping the future stops nothing: the claim is made by a task of its own, and a job that was claimed runs.
     pub async fn submit(&self, submission: Submission) -> Result<Receipt, SubmitError> {
+        self.submit_holding(submission, ()).await
+    }
+
+    /// Submits, and keeps something until the claim is made or refused, whether or not the caller stays: a body's share of the
+    /// memory for bodies.
+    pub(crate) async fn submit_holding<T: Send + 'static>(
+        &self,
+        submission: Submission,
+        held: T,
+    ) -> Result<Receipt, SubmitError> {
         let runtime = self.clone();
-        let submit = self.inner.work.spawn(async move { runtime.submit_uncounted(submission).await });
+        let submit = self.inner.work.spawn(async move {
+            let outcome = runtime.submit_uncounted(submission).await;
+            drop(held);
+            outcome
+        });
         let outcome = match submit.await {
             Ok(outcome) => outcome,
             // A provider's `render` panicked, before anything was claimed.
@@ -78,7 +92,9 @@ impl Runtime {
         };
         // Without room nobody here holds the job: whoever has some may begin, or somebody outside.
         let lease_ms = if room.is_some() || waits.is_some() { inner.lease_ms() } else { 0 };
-        let hint_ms = inner.store.now_ms() + lease_ms;
+        // Whoever is outside begins by itself: a look before it had the time to is for nothing.
+        let look_in_ms = if first.is_none() { inner.lease_ms() } else { lease_ms };
+        let hint_ms = inner.store.now_ms() + look_in_ms;
         let submit = SubmitJob {
             id: JobId::new(inner.store.now_ms(), identity),
             digest,

@@ -121,21 +121,9 @@ pub(crate) async fn submit_job(
     Ok(response)
 }
 
-/// Submits on a task that keeps the body's share of memory until the claim is made, though the client goes away: the runtime's own
-/// task holds the body as long.
-pub(crate) async fn submit(
-    app: &Arc<App>,
-    submission: Submission,
-    share: Option<OwnedSemaphorePermit>,
-) -> Result<Receipt, Problem> {
-    let runtime = app.runtime.clone();
-    let receipt = app
-        .detached(async move {
-            let receipt = runtime.submit(submission).await;
-            drop(share);
-            receipt
-        })
-        .await?;
+/// Submits; the body's share of memory is kept until the claim is made, though the client goes away, as the body is.
+pub(crate) async fn submit(app: &App, submission: Submission, share: Option<OwnedSemaphorePermit>) -> Result<Receipt, Problem> {
+    let receipt = app.runtime.submit_holding(submission, share).await;
     receipt.map_err(|error| match error {
         SubmitError::Conflict(_) => Problem::from(error).status(app.options.conflict.code()),
         SubmitError::UnknownRoute(_)

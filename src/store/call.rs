@@ -12,12 +12,37 @@ use crate::store::lanes::Way;
 use crate::store::reply::Reply;
 use crate::store::{Script, Store, retry};
 
-/// A script's arguments, owned, so that the same call can be made again.
+/// Room for the arguments of the largest call, and for the bytes of most.
+const ARGUMENTS: usize = 32;
+const ARGUMENTS_BYTES: usize = 1 << 10;
+
+/// A call of a script by its hash, built once, so that the same call can be made again.
 pub(super) struct Call {
-    pub(super) script: Script,
-    pub(super) key: String,
-    pub(super) arguments: Vec<Vec<u8>>,
-    pub(super) echo: Vec<u8>,
+    script: Script,
+    command: redis::Cmd,
+    echo: Vec<u8>,
+}
+
+impl Call {
+    pub(super) fn new(script: Script, key: &str, arguments: impl FnOnce(&mut redis::Cmd), echo: Vec<u8>) -> Self {
+        let mut command = redis::Cmd::with_capacity(ARGUMENTS, ARGUMENTS_BYTES);
+        command.arg("EVALSHA").arg(script.sha1()).arg(1).arg(key);
+        arguments(&mut command);
+        Call { script, command, echo }
+    }
+
+    /// The same call with the script's whole text.
+    fn whole(&self) -> redis::Cmd {
+        let mut command = redis::cmd("EVAL");
+        command.arg(self.script.code());
+        // After the command's name and the hash.
+        for argument in self.command.args_iter().skip(2) {
+            if let redis::Arg::Simple(bytes) = argument {
+                command.arg(bytes);
+            }
+        }
+        command
+    }
 }
 
 /// What goes before and after a script in the same pipeline: all of it harmless to repeat.
@@ -65,7 +90,7 @@ impl Store {
 
     async fn run_once(&self, call: &Call, around: &Around) -> Result<Reply, StoreError> {
         let mut commands = around.before.clone();
-        commands.push(script_command("EVALSHA", call.script.sha1(), call));
+        commands.push(call.command.clone());
         commands.extend(around.after.iter().map(|after| after.command.clone()));
         let place = around.before.len();
         let (mut values, mut way) = self.send(commands).await?;
@@ -107,7 +132,7 @@ impl Store {
         let main = forgotten[0];
         let mut commands = Vec::with_capacity(forgotten.len());
         if main {
-            commands.push(script_command("EVAL", call.script.code(), call));
+            commands.push(call.whole());
         }
         for (after, forgotten) in around.after.iter().zip(&forgotten[1..]) {
             match &after.whole {
@@ -147,13 +172,4 @@ impl Store {
 
 fn is_forgotten(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if retry::is_noscript(error))
-}
-
-fn script_command(command: &str, script: &str, call: &Call) -> redis::Cmd {
-    let mut command = redis::cmd(command);
-    command.arg(script).arg(1).arg(call.key.as_str());
-    for argument in &call.arguments {
-        command.arg(argument.as_slice());
-    }
-    command
 }

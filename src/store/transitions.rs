@@ -12,47 +12,48 @@ use crate::store::{
     Reopened, ResolveAttempt, Resolved, Script, Store, SubmitJob, Submitted, Ticked, Word, WriteAhead, record,
 };
 
+/// Appends arguments to a command, each straight into its bytes.
 macro_rules! arguments {
-    ($($argument:expr),* $(,)?) => { vec![$($argument.argument()),*] };
+    ($($argument:expr),* $(,)?) => { |command: &mut redis::Cmd| { $($argument.append_to(command);)* } };
 }
 
 trait Argument {
-    fn argument(&self) -> Vec<u8>;
+    fn append_to(&self, command: &mut redis::Cmd);
 }
 
 impl Argument for u64 {
-    fn argument(&self) -> Vec<u8> {
-        self.to_string().into_bytes()
+    fn append_to(&self, command: &mut redis::Cmd) {
+        command.arg(*self);
     }
 }
 
 impl Argument for u32 {
-    fn argument(&self) -> Vec<u8> {
-        self.to_string().into_bytes()
+    fn append_to(&self, command: &mut redis::Cmd) {
+        command.arg(*self);
     }
 }
 
 impl Argument for &str {
-    fn argument(&self) -> Vec<u8> {
-        self.as_bytes().to_vec()
+    fn append_to(&self, command: &mut redis::Cmd) {
+        command.arg(*self);
     }
 }
 
 impl Argument for &[u8] {
-    fn argument(&self) -> Vec<u8> {
-        self.to_vec()
+    fn append_to(&self, command: &mut redis::Cmd) {
+        command.arg(*self);
     }
 }
 
 impl Argument for JobId {
-    fn argument(&self) -> Vec<u8> {
-        self.as_bytes().to_vec()
+    fn append_to(&self, command: &mut redis::Cmd) {
+        command.arg(&self.as_bytes()[..]);
     }
 }
 
 impl Argument for AttemptToken {
-    fn argument(&self) -> Vec<u8> {
-        self.as_bytes().to_vec()
+    fn append_to(&self, command: &mut redis::Cmd) {
+        command.arg(&self.as_bytes()[..]);
     }
 }
 
@@ -101,7 +102,7 @@ impl Store {
         ];
         let identity = submit.id.identity();
         let around = Around { before: vec![self.hint_due(identity, submit.hint_ms)], after: vec![] };
-        let call = self.call(Script::SubmitJob, identity, arguments, submit.token.argument());
+        let call = self.call(Script::SubmitJob, identity, arguments, submit.token.as_bytes().to_vec());
         let mut reply = self.run(&call, &around).await?;
         match reply.status() {
             "created" => {
@@ -142,7 +143,7 @@ impl Store {
         ];
         let identity = begin.job.identity();
         let around = Around { before: vec![self.hint_due(identity, begin.hint_ms)], after: vec![] };
-        let call = self.call(Script::BeginAttempt, identity, arguments, begin.token.argument());
+        let call = self.call(Script::BeginAttempt, identity, arguments, begin.token.as_bytes().to_vec());
         let mut reply = self.run(&call, &around).await?;
         match reply.status() {
             "started" => Ok(Begun::Started { number: reply.parse()?, lease_until_ms: reply.parse()? }),
@@ -170,7 +171,7 @@ impl Store {
         sent: WriteAhead<'_>,
     ) -> Result<Marked, StoreError> {
         let arguments = arguments![job, number, token, sent.url, sent.request_hash, sent.certificate];
-        let call = self.call(Script::MarkRunning, job.identity(), arguments, token.argument());
+        let call = self.call(Script::MarkRunning, job.identity(), arguments, token.as_bytes().to_vec());
         let mut reply = self.run(&call, &Around::default()).await?;
         match reply.status() {
             "running" => Ok(Marked::Running { lease_until_ms: reply.parse()? }),
@@ -194,7 +195,7 @@ impl Store {
         lease_ms: u64,
     ) -> Result<Extended, StoreError> {
         let arguments = arguments![job, number, token, sequence, lease_ms];
-        let call = self.call(Script::ExtendLease, job.identity(), arguments, token.argument());
+        let call = self.call(Script::ExtendLease, job.identity(), arguments, token.as_bytes().to_vec());
         let mut reply = self.run(&call, &Around::default()).await?;
         match reply.status() {
             "extended" => {
@@ -245,7 +246,7 @@ impl Store {
             }
             FinishOutcome::Failed | FinishOutcome::Aborted => {}
         }
-        let call = self.call(Script::FinishAttempt, identity, arguments, finish.token.argument());
+        let call = self.call(Script::FinishAttempt, identity, arguments, finish.token.as_bytes().to_vec());
         let mut reply = self.run(&call, &around).await?;
         let finished = match reply.status() {
             "won" => Finished::Won { version: reply.parse()?, was: reply.parse()? },
@@ -405,8 +406,8 @@ impl Store {
         }
     }
 
-    fn call(&self, script: Script, identity: Identity, arguments: Vec<Vec<u8>>, echo: Vec<u8>) -> Call {
-        Call { script, key: self.inner.keys.job(identity), arguments, echo }
+    fn call(&self, script: Script, identity: Identity, arguments: impl FnOnce(&mut redis::Cmd), echo: Vec<u8>) -> Call {
+        Call::new(script, &self.inner.keys.job(identity), arguments, echo)
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod contract;
 
+mod bench;
 mod blobs;
 mod bounds;
 mod bounds_record;

@@ -1,0 +1,47 @@
+//! `onejob bench`: it measures what it says, and leaves a Redis as it found it.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::process::Command;
+
+use crate::support::Redis;
+
+/// Longer than it takes, also on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+async fn bench(arguments: &[&str]) -> Value {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_onejob"));
+    command.args(["--json", "bench", "--ops", "100", "--seconds", "30", "--tasks", "8"]).args(arguments);
+    command.args(["--set", "redis.connect_timeout=10s", "--set", "redis.response_timeout=2s"]);
+    command.env_remove("ONEJOB_CONFIG").stdin(Stdio::null()).kill_on_drop(true);
+    let output = tokio::time::timeout(DEADLINE, command.output()).await.expect("it ends").unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {stderr}"))
+}
+
+#[tokio::test]
+async fn a_benchmark_measures_every_operation_and_leaves_a_redis_as_it_was() {
+    let redis = Redis::start().await;
+    redis.command::<String>(&["SET", "somebody:else", "kept"]).await;
+    let url = format!("redis.url={}", redis.url());
+    let measured = bench(&["--set", &url]).await;
+    let rows = measured["measurements"].as_array().unwrap();
+    assert_eq!(rows.len(), 5);
+    for row in rows {
+        assert_eq!(row["operations"], 100, "{row}");
+        assert!(row["operations_a_second"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["p99_ms"].as_f64() >= row["p50_ms"].as_f64(), "{row}");
+    }
+    assert_eq!(redis.command::<Vec<String>>(&["KEYS", "*"]).await, ["somebody:else"]);
+}
+
+#[tokio::test]
+async fn without_a_configured_redis_a_benchmark_starts_one_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let data_dir = format!("redis.data_dir={}", directory.path().join("data").display());
+    assert_eq!(bench(&["--set", &data_dir]).await["redis"], "a private redis");
+    assert!(!directory.path().join("data").exists(), "a gateway's own data directory is left alone");
+}
