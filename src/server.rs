@@ -34,7 +34,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
@@ -214,16 +214,24 @@ pub(crate) struct App {
 }
 
 impl App {
+    /// A place for a change.
+    ///
+    /// # Errors
+    /// Too much is under way already: nothing was begun.
+    pub(crate) fn place(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        Arc::clone(&self.detached).try_acquire_owned().map_err(|_| {
+            let limit = self.options.detached_max;
+            let detail = format!("{limit} changes are under way, the limit of this gateway; nothing happened");
+            Problem::new(Kind::Overloaded, detail).member("limit", limit)
+        })
+    }
+
     /// Runs something to its end, whether or not the client stays for the answer.
     ///
     /// # Errors
     /// Too much runs already: nothing was begun. It panicked.
     pub(crate) async fn detached<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Result<T, Problem> {
-        let Ok(place) = Arc::clone(&self.detached).try_acquire_owned() else {
-            let limit = self.options.detached_max;
-            let detail = format!("{limit} changes are under way, the limit of this gateway; nothing happened");
-            return Err(Problem::new(Kind::Overloaded, detail).member("limit", limit));
-        };
+        let place = self.place()?;
         let work = async move {
             let done = work.await;
             drop(place);

@@ -121,9 +121,10 @@ pub(crate) async fn submit_job(
     Ok(response)
 }
 
-/// Submits; the body's share of memory is kept until the claim is made, though the client goes away, as the body is.
+/// Submits; the body's share of memory and the place among the changes are kept until the claim is made, though the client goes away.
 pub(crate) async fn submit(app: &App, submission: Submission, share: Option<OwnedSemaphorePermit>) -> Result<Receipt, Problem> {
-    let receipt = app.runtime.submit_holding(submission, share).await;
+    let place = app.place()?;
+    let receipt = app.runtime.submit_holding(submission, (share, place)).await;
     receipt.map_err(|error| match error {
         SubmitError::Conflict(_) => Problem::from(error).status(app.options.conflict.code()),
         SubmitError::UnknownRoute(_)

@@ -45,3 +45,15 @@ async fn without_a_configured_redis_a_benchmark_starts_one_of_its_own() {
     assert_eq!(bench(&["--set", &data_dir]).await["redis"], "a private redis");
     assert!(!directory.path().join("data").exists(), "a gateway's own data directory is left alone");
 }
+
+#[tokio::test]
+async fn a_benchmark_takes_no_more_than_its_limits() {
+    for (flag, value, limit) in [("--ops", "1000001", "1000000"), ("--tasks", "10001", "10000"), ("--seconds", "601", "600")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_onejob"));
+        command.args(["bench", flag, value]).env_remove("ONEJOB_CONFIG").stdin(Stdio::null()).kill_on_drop(true);
+        let output = tokio::time::timeout(DEADLINE, command.output()).await.expect("it ends").unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{flag}: {told}");
+        assert!([flag, value, limit].iter().all(|word| told.contains(word)), "{flag}: {told}");
+    }
+}
