@@ -36,6 +36,9 @@ const RACE_PAUSE: Duration = Duration::from_millis(50);
 /// The last pause of a race that may not begin yet. With those before it six seconds; a clock that is set back by more costs the
 /// race, not the job.
 const RACE_PAUSE_MAX: Duration = Duration::from_millis(3200);
+/// How long a gateway tries to give back what it may have begun, while Redis does not answer. It knows that nothing was sent; later
+/// the attempt would stay unknown until a person resolves it.
+const SETTLE_MAX: Duration = Duration::from_secs(600);
 /// How long a stopping gateway tries to write down that an attempt became unknown.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// How long a stopping gateway waits for its results in hand to be in the spool.
@@ -179,18 +182,21 @@ impl Inner {
         let (runtime, identity, token) = (Arc::clone(self), submit.id.identity(), submit.token);
         self.work.spawn(async move {
             let held = held;
-            // The claim may still arrive; by the end of its lease the sweeper would find it anyway, as unknown.
-            let until = Instant::now() + runtime.options.lease;
-            let mut pause = STORE_PAUSE;
-            while Instant::now() < until && !runtime.stopped.is_cancelled() {
-                if let Ok(Read::Found(job)) = runtime.store.read_job(identity).await {
-                    let ours = job.attempts.first().is_some_and(|attempt| attempt.token == token);
-                    if !ours || give_back(&runtime, job.id, 1, token, "claim not confirmed", 0).await.is_ok() {
-                        drop(held);
-                        // Without a holder it goes on at once, here or elsewhere.
-                        sweeper::look_soon(Arc::clone(&runtime), identity).await;
-                        return;
+            let (began, mut pause) = (Instant::now(), STORE_PAUSE);
+            while began.elapsed() < SETTLE_MAX && !runtime.stopped.is_cancelled() {
+                match runtime.store.read_job(identity).await {
+                    Ok(Read::Found(job)) => {
+                        let ours = job.attempts.first().is_some_and(|attempt| attempt.token == token);
+                        if !ours || give_back(&runtime, job.id, 1, token, "claim not confirmed", 0).await.is_ok() {
+                            drop(held);
+                            // Without a holder it goes on at once, here or elsewhere.
+                            sweeper::look_soon(Arc::clone(&runtime), identity).await;
+                            return;
+                        }
                     }
+                    // It may still arrive, but no longer than its own lease.
+                    Ok(Read::Gone(_) | Read::NotFound) if began.elapsed() >= runtime.options.lease => return,
+                    Ok(Read::Gone(_) | Read::NotFound) | Err(_) => {}
                 }
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(STORE_PAUSE_MAX);
@@ -561,9 +567,8 @@ async fn begin(
 
 /// A beginning whose reply was lost: the same call tells its number, and then it is given back unsent.
 async fn settle_beginning(runtime: &Arc<Inner>, begin: &BeginAttempt<'_>) {
-    let until = Instant::now() + runtime.options.lease;
-    let mut pause = STORE_PAUSE;
-    while Instant::now() < until && !runtime.stopped.is_cancelled() {
+    let (began, mut pause) = (Instant::now(), STORE_PAUSE);
+    while began.elapsed() < SETTLE_MAX && !runtime.stopped.is_cancelled() {
         match runtime.store.begin_attempt(begin).await {
             Ok(Begun::Started { number, .. } | Begun::Repeated { number, .. }) => {
                 if give_back(runtime, begin.job, number, begin.token, "beginning not confirmed", 0).await.is_ok() {

@@ -27,6 +27,9 @@ const REASON_CHARS_MAX: usize = 500;
 /// Longest remote id or model that is believed, in bytes. A longer one is left out: a part of a name is another name.
 const NAME_BYTES_MAX: usize = 512;
 
+/// How the reason of an attempt begins whose lease had run out.
+const FENCED: &str = "fenced: ";
+
 /// What an outcome means for the record.
 pub(super) struct Verdict {
     pub(super) outcome: FinishOutcome,
@@ -121,7 +124,8 @@ fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome) 
         Outcome::NotSent { reason } if attempt.fence.check().is_err() => {
             // Our own lease ran out: no failure of the provider's, and whoever has a lease may begin.
             metrics::fenced();
-            let mut verdict = Verdict::plain(FinishOutcome::Aborted, format!("fenced: {reason}"));
+            let reason = if reason.starts_with(FENCED) { reason } else { format!("{FENCED}{reason}") };
+            let mut verdict = Verdict::plain(FinishOutcome::Aborted, reason);
             verdict.follow = Follow::Retry { delay_ms: 0, hold_ms: 0 };
             return verdict;
         }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use redis::Value;
 
-use crate::error::StoreError;
+use crate::error::{Refusal, StoreError};
 use crate::metrics;
 use crate::store::lanes::Way;
 use crate::store::reply::Reply;
@@ -105,6 +105,10 @@ impl Store {
                 _ => StoreError::Ambiguous { detail: format!("its hint was refused: {refused}") },
             });
         }
+        if call.script == Script::ReadJob && values[..place].iter().any(is_replica) {
+            self.inner.lanes.on_replica(way);
+            return Err(StoreError::NotExecuted { code: Refusal::ReadOnly, detail: "a replica answers here".to_owned() });
+        }
         let forgotten: Vec<bool> = values[place..].iter().map(is_forgotten).collect();
         let mut value = values.swap_remove(place);
         if forgotten.contains(&true) {
@@ -168,6 +172,12 @@ impl Store {
         }
         self.inner.lanes.send(&pipeline, replies).await
     }
+}
+
+/// Whether `ROLE` was answered by a replica. Where it may not be asked, its word is believed as before.
+fn is_replica(role: &Value) -> bool {
+    let Value::Array(role) = role else { return false };
+    !matches!(role.first(), Some(Value::BulkString(word)) if word == b"master")
 }
 
 fn is_forgotten(value: &Value) -> bool {

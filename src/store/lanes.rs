@@ -187,6 +187,11 @@ impl Lanes {
         self.rebuild(way, "foreign", Meanwhile::GivenUp);
     }
 
+    /// A reader found itself on a replica.
+    pub(crate) fn on_replica(&self, way: Way) {
+        self.rebuild(way, "readonly", Meanwhile::Serves);
+    }
+
     fn pick(&self) -> Option<(Way, MultiplexedConnection)> {
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         (0..self.lanes.len()).find_map(|step| {

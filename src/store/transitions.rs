@@ -397,7 +397,9 @@ impl Store {
     pub async fn read_job(&self, identity: Identity) -> Result<Read, StoreError> {
         let echo = identity.to_string();
         let call = self.call(Script::ReadJob, identity, arguments!["record", echo.as_str()], echo.as_bytes().to_vec());
-        let mut reply = self.run(&call, &Around::default()).await?;
+        // A replica runs it too, and may be behind.
+        let around = Around { before: vec![redis::cmd("ROLE")], after: vec![] };
+        let mut reply = self.run(&call, &around).await?;
         match reply.status() {
             "found" => Ok(Read::Found(Box::new(record::unpack(&reply.bytes()?)?))),
             "gone" => Ok(Read::Gone(gone(&mut reply)?)),

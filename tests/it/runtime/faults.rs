@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use onejob::attempt::AttemptState::{Aborted, Succeeded, Unknown};
-use onejob::job::JobState;
+use onejob::error::{Refusal, StoreError};
+use onejob::job::{JobState, Key, Owner};
 use onejob::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request, Response};
-use onejob::runtime::{RuntimeOptions, SubmitError};
+use onejob::runtime::{ReadError, RuntimeOptions, SubmitError};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, UnixStream};
 
@@ -81,6 +82,51 @@ async fn a_submit_while_redis_is_paused_fails_fast_and_runs_at_most_once() {
     let job = ended(&runtime, id.unwrap()).await;
     assert_eq!(job.state, JobState::Succeeded, "{job:?}");
     assert_eq!(shop.executions(id.unwrap()), 1);
+}
+
+/// What is known to be unsent is given back however long Redis was away: nobody has to resolve it.
+#[tokio::test]
+async fn a_claim_that_arrives_after_a_pause_longer_than_the_lease_is_given_back_and_runs() {
+    let shop = Shop::open().await;
+    let runtime = shop.gateway_with(short_lease).await;
+    // Redis knows the script by then, so a claim that it reads is made, whoever waits for the reply.
+    let before = runtime.submit(submission("before", "{}")).await.unwrap().job.id;
+    ended(&runtime, before).await;
+    shop.redis.pause();
+    let refused = runtime.submit(submission("order-1", "{}")).await.unwrap_err();
+    assert!(matches!(refused, SubmitError::Store(ref error) if error.is_retryable()), "{refused}");
+    let away = std::time::Instant::now();
+    until("the lease is long over", async || away.elapsed() > Duration::from_millis(4000)).await;
+    shop.redis.resume();
+    let id = locate_order(&runtime).await;
+    let job = ended(&runtime, id).await;
+    assert_eq!((job.state, shop.executions(id)), (JobState::Succeeded, 1), "{job:?}");
+}
+
+/// The job of `order-1`, once its claim has arrived.
+async fn locate_order(runtime: &onejob::runtime::Runtime) -> onejob::job::JobId {
+    let (owner, key) = (Owner::new("shop").unwrap(), Key::new("order-1").unwrap());
+    let mut id = None;
+    until("the claim has arrived", async || {
+        id = runtime.find(&owner, &key).await.ok().map(|job| job.id);
+        id.is_some()
+    })
+    .await;
+    id.unwrap()
+}
+
+/// A replica answers reads too, and may be behind.
+#[tokio::test]
+async fn a_job_is_not_read_from_a_replica() {
+    let shop = Shop::open().await;
+    let runtime = shop.gateway_with(impatient).await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    ended(&runtime, id).await;
+    shop.redis.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]).await;
+    let refused = runtime.read(id).await.unwrap_err();
+    assert!(matches!(&refused, ReadError::Store(StoreError::NotExecuted { code: Refusal::ReadOnly, .. })), "{refused}");
+    shop.redis.command::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+    until("it is told again", async || runtime.read(id).await.is_ok()).await;
 }
 
 /// Carries everything to Redis and back, but for one reply, once it is told to swallow it: from then on each reply on that
