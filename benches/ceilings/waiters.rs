@@ -1,7 +1,7 @@
 //! What a client costs the gateway that waits for a job: resident memory with thousands of them on connections of their own.
 
 use anyhow::{Context as _, Result};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::Bounds;
@@ -12,40 +12,51 @@ use crate::report::{Aim, Report};
 /// Connections opened at once: the kernel keeps so many that nobody has accepted yet, and more.
 const OPENED_AT_ONCE: usize = 200;
 
+/// Asked for, a wait of no time: answered at once, and the connection is kept.
+const KEPT: u32 = 0;
+
 /// For what the clients wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Of {
+    /// For nothing: answered, and their connections kept. What a connection costs by itself.
+    Nothing,
     OneJob,
     AJobEach,
 }
 
 pub(crate) async fn resident(bounds: Bounds, report: &mut Report) -> Result<()> {
-    for of in [Of::OneJob, Of::AJobEach] {
+    for of in [Of::Nothing, Of::OneJob, Of::AJobEach] {
         // A process of its own each: an allocator does not give back what another measurement made it take.
         let gateway = Gateway::start().await?;
-        http::ask_once(gateway.address(), &request("warm-up", 0)).await?;
+        http::ask_once(gateway.address(), &request("warm-up", KEPT).replace("Host: bench", "Host: bench\r\nConnection: close"))
+            .await?;
         let before = process::resident_bytes(gateway.part.pid)?;
         let mut clients = Vec::with_capacity(bounds.waiters);
         while clients.len() < bounds.waiters {
             for _ in 0..OPENED_AT_ONCE.min(bounds.waiters - clients.len()) {
                 let key = match of {
-                    Of::OneJob => "the-one".to_owned(),
+                    Of::Nothing | Of::OneJob => "the-one".to_owned(),
                     Of::AJobEach => format!("client-{}", clients.len()),
                 };
                 let mut stream = TcpStream::connect(gateway.address()).await?;
-                stream.write_all(request(&key, 60).as_bytes()).await?;
+                let wait_seconds = if of == Of::Nothing { KEPT } else { 60 };
+                stream.write_all(request(&key, wait_seconds).as_bytes()).await?;
+                if of == Of::Nothing {
+                    stream.read_exact(&mut [0; 12]).await?;
+                }
                 clients.push(stream);
             }
-            let all = clients.len();
+            let all = if of == Of::Nothing { 0 } else { clients.len() };
             process::until("all clients wait", async || waiting(&gateway).await.is_ok_and(|waiting| waiting == all)).await?;
         }
         let bytes = process::resident_bytes(gateway.part.pid)?.saturating_sub(before) as f64 / clients.len() as f64;
         let what = match of {
-            Of::OneJob => "all for one job",
-            Of::AJobEach => "each for a job of its own",
+            Of::Nothing => "answered, none waits: what a connection costs by itself",
+            Of::OneJob => "all wait for one job",
+            Of::AJobEach => "each waits for a job of its own",
         };
         let what = format!("resident memory of the gateway; {} clients on connections of their own, {what}", clients.len());
-        report.bytes("bytes a waiting client", &what, bytes, Aim::AtMost(12_000.0));
+        report.bytes("bytes a client", &what, bytes, Aim::AtMost(12_000.0));
     }
     Ok(())
 }
@@ -53,9 +64,9 @@ pub(crate) async fn resident(bounds: Bounds, report: &mut Report) -> Result<()> 
 /// A submit to a route whose job nobody works on.
 fn request(key: &str, wait_seconds: u32) -> String {
     let body = r#"{"route":"outside","input":{"file":"invoice-000001.pdf","copies":1}}"#;
-    let (length, close) = (body.len(), if wait_seconds == 0 { "Connection: close\r\n" } else { "" });
+    let length = body.len();
     format!(
-        "POST /v1/jobs HTTP/1.1\r\nHost: bench\r\n{close}Content-Type: application/json\r\nPrefer: wait={wait_seconds}\r\n\
+        "POST /v1/jobs HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nPrefer: wait={wait_seconds}\r\n\
          Content-Length: {length}\r\nIdempotency-Key: {key}\r\n\r\n{body}"
     )
 }

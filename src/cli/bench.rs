@@ -395,7 +395,7 @@ impl Row {
 }
 
 fn table(rows: &[Row]) -> String {
-    let mut table = show::table(&["what", "tasks", "operations", "a second", "p50 ms", "p99 ms", "own cpu µs", "redis cpu µs"]);
+    let mut table = show::table(&["what", "tasks", "operations", "a second", "p50 ms", "p99 ms", "own cpu us", "redis cpu us"]);
     for row in rows {
         table.add_row([
             row.name.to_owned(),

@@ -95,7 +95,7 @@ mod tests {
         let keys = fixture.query::<Vec<String>>(&["KEYS", "*"]).await.len();
         match fixture.store.forget_benchmark([job.identity()].into_iter()).await {
             Err(StoreError::Fatal { code, detail }) => {
-                assert!(code == "NOTBENCH" && detail.contains("\"oj\""), "{code} {detail}")
+                assert!(code == "NOTBENCH" && detail.contains("\"oj\""), "{code} {detail}");
             }
             other => panic!("{other:?}"),
         }

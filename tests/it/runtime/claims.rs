@@ -2,7 +2,7 @@
 
 use onejob::job::JobState;
 use onejob::provider::Request;
-use onejob::runtime::{Replayed, SubmitError};
+use onejob::runtime::{Replayed, RuntimeOptions, SubmitError};
 
 use super::{Shop, ended, settled, submission};
 
@@ -100,6 +100,21 @@ async fn jobs_beyond_the_providers_limit_wait_and_run_once() {
         assert_eq!(job.state, JobState::Succeeded);
         assert_eq!(shop.executions(id), 1);
     }
+}
+
+/// Looking at it sooner is three calls for nothing, and could take a hint for a dangling one whose claim is still on its way.
+#[tokio::test]
+async fn a_job_for_executors_outside_is_looked_at_after_a_lease() {
+    let shop = Shop::open().await;
+    let lease = RuntimeOptions::default().lease;
+    let runtime = shop.gateway_with(|setup| setup.route.providers = Vec::new()).await;
+    let job = runtime.submit(submission("order-1", "{}")).await.unwrap().job;
+    assert_eq!(job.state, JobState::Pending);
+    let identity = job.id.identity();
+    let due = format!("oj:due:{{{:02x}}}", identity.shard());
+    let at_ms: u64 = shop.redis.command(&["ZSCORE", &due, &identity.to_string()]).await;
+    let after_ms = at_ms.saturating_sub(job.created_ms);
+    assert!(u128::from(after_ms).abs_diff(lease.as_millis()) < 5_000, "{after_ms} ms");
 }
 
 #[tokio::test]
