@@ -23,9 +23,10 @@ ARGV
   [11] follow            "retry": another attempt may begin; "end": this failure is the job's
   [12] delay_ms          for "retry": how long to wait before it
   [13] hold_ms           for "retry": how long beyond that the caller's token keeps the job for itself
+  [14] tell              "record": a caller that wins has somebody waiting for the job; "nothing": it has not
 REPLY { status, script, token, detail… }
-  won, version, attempt state before
-                            this call claimed the result
+  won, version, attempt state before, record
+                            this call claimed the result; the record is '' unless it was asked for
   recorded, job state       the attempt's row is as reported; the job goes on or has ended without a result from it
   repeated, attempt state, job state, completed_by
                             an earlier call with this token and outcome did the same
@@ -37,12 +38,16 @@ COST   O(attempts), plus the size of the result
 ]]
 local number, token, outcome, reason = number_of(ARGV[2], 'number'), ARGV[3], ARGV[4], ARGV[8]
 ECHO = token
+local tell = ARGV[14]
 local result = { head = ARGV[5], blob_bytes = number_of(ARGV[6], 'result_blob_bytes'), body = ARGV[7] }
 local follow = {
   mode = ARGV[11], delay_ms = number_of(ARGV[12], 'delay_ms'), lease_ms = number_of(ARGV[13], 'hold_ms'), holder = token,
 }
 if outcome ~= 'succeeded' and outcome ~= 'failed' and outcome ~= 'unknown' and outcome ~= 'aborted' then
   fault('BADARG', 'outcome must be succeeded, failed, unknown or aborted, got ' .. outcome)
+end
+if tell ~= 'record' and tell ~= 'nothing' then
+  fault('BADARG', 'tell must be record or nothing, got ' .. tostring(tell))
 end
 if follow.mode ~= 'retry' and follow.mode ~= 'end' then
   fault('BADARG', 'follow must be retry or end, got ' .. follow.mode)
@@ -86,8 +91,8 @@ if outcome == 'succeeded' then
     end
     close_won(attempt, now)
     win(record, now, number, result)
-    write(KEYS[1], record, now)
-    return reply('won', text(record[P.version]), was)
+    local packed = write(KEYS[1], record, now)
+    return reply('won', text(record[P.version]), was, tell == 'record' and packed or '')
   end
   close(attempt, now, 'discarded', record[P.state])
   note(record, now, 'discarded', number, attempt[A.gateway], 'job ' .. record[P.state] .. ', completed by ' .. winner)

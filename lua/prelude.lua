@@ -318,7 +318,8 @@ local function settle(record, now, follow, reason)
   end_job(record, now, 'failed', reason)
 end
 
--- The one write. An open job has no TTL; the key's life begins with the end; later changes keep what is left of it.
+-- The one write; returns what was written. An open job has no TTL; the key's life begins with the end; later changes keep what is
+-- left of it.
 local function write(key, record, now)
   record[P.state] = derive(record)
   record[P.updated_ms] = now
@@ -331,6 +332,7 @@ local function write(key, record, now)
   else
     redis.call('SET', key, packed)
   end
+  return packed
 end
 
 -- When somebody should look at the job next, in ms; 0 for never.

@@ -44,7 +44,7 @@ pub use words::*;
 use attempts::{Running, Work};
 use spool::Spool;
 use timers::Timers;
-use waiters::Waiters;
+use waiters::{First, Seat, Waiters};
 
 /// Hints of duplicates that are taken away side by side.
 const FORGETTING_MAX: usize = 256;
@@ -90,6 +90,9 @@ struct LeftInHand {
     spooled: AtomicUsize,
     lost: AtomicUsize,
 }
+
+/// A place among those who wait for a job that is yet to be submitted.
+pub(crate) struct Expected(Seat);
 
 /// A provider and its permits.
 struct Lane {
@@ -204,8 +207,40 @@ impl Runtime {
     /// # Cancel safety
     /// Cancel safe. The job does not notice.
     pub async fn wait(&self, id: JobId, wait_for: WaitFor, within: Duration) -> Result<Arc<Job>, ReadError> {
+        let seat = self.inner.waiters.join(id.identity(), First::Read)?;
+        self.wait_on(seat, id, wait_for, within).await
+    }
+
+    /// Takes a place among those who wait for a key's job, before it is submitted: then what comes of it is told without a read.
+    /// `None` if all places are taken; [`Runtime::wait`] says so.
+    pub(crate) fn expect(&self, owner: &Owner, key: &Key) -> Option<Expected> {
+        let (_, identity) = locate(owner, key);
+        self.inner.waiters.join(identity, First::Wait).ok().map(Expected)
+    }
+
+    /// Waits as [`Runtime::wait`] does, on a place that was taken before the submit that this is the receipt of.
+    pub(crate) async fn wait_expected(
+        &self,
+        expected: Option<Expected>,
+        receipt: &Receipt,
+        wait_for: WaitFor,
+        within: Duration,
+    ) -> Result<Arc<Job>, ReadError> {
+        let id = receipt.job.id;
+        let Some(Expected(seat)) = expected else { return self.wait(id, wait_for, within).await };
+        if receipt.replayed == Replayed::Yes {
+            // It may have ended before the place was taken.
+            self.inner.waiters.wake(id.identity());
+        }
+        match self.wait_on(seat, id, wait_for, within).await {
+            // The place was among those who wait for the incarnation before.
+            Err(ReadError::NotFound) => self.wait(id, wait_for, within).await,
+            waited => waited,
+        }
+    }
+
+    async fn wait_on(&self, mut seat: Seat, id: JobId, wait_for: WaitFor, within: Duration) -> Result<Arc<Job>, ReadError> {
         let deadline = tokio::time::Instant::now() + within;
-        let mut seat = self.inner.waiters.join(id.identity())?;
         let mut last = None;
         loop {
             let news = tokio::select! {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Result, bail};
 use onejob::attempt::FinishOutcome;
 use onejob::job::{Body, Payload};
-use onejob::store::{FinishAttempt, Finished, Follow};
+use onejob::store::{FinishAttempt, Finished, Follow, Tell};
 
 use crate::Bounds;
 use crate::library::{self, INPUT_BYTES, JobShape, Keys, TASKS};
@@ -50,6 +50,7 @@ pub(crate) async fn finished_jobs(bounds: Bounds, report: &mut Report) -> Result
                         follow: Follow::End,
                         hint_ms: Some(hint_ms),
                         strip_at_ms: None,
+                        tell: Tell::Nothing,
                     };
                     match store.finish_attempt(&finish).await? {
                         Finished::Won { .. } => {}

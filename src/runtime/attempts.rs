@@ -23,7 +23,7 @@ use crate::runtime::timers::Timer;
 use crate::runtime::verdict::{self, Verdict, Whose, conclude, try_store};
 use crate::runtime::{Inner, Lane, Route, millis};
 use crate::store::{
-    Begin, BeginAttempt, Begun, Canceling, Extended, FinishAttempt, Finished, Follow, Marked, Read, SubmitJob, WriteAhead,
+    Begin, BeginAttempt, Begun, Canceling, Extended, FinishAttempt, Finished, Follow, Marked, Read, SubmitJob, Tell, WriteAhead,
     bytes_life,
 };
 
@@ -226,6 +226,7 @@ async fn give_back(
         follow: Follow::Retry { delay_ms, hold_ms: 0 },
         hint_ms: None,
         strip_at_ms: None,
+        tell: Tell::Nothing,
     };
     runtime.store.finish_attempt(&finish).await
 }

@@ -13,7 +13,7 @@ use crate::metrics;
 use crate::runtime::{Decision, Inner, Report, Runtime, Then, millis, sweeper, verdict};
 use crate::store::{
     Begin, BeginAttempt, Begun, CancelMode, Canceled, Extended, FinishAttempt, Finished, Follow, Marked, Read, Reopened,
-    ResolveAttempt, Resolved, WriteAhead,
+    ResolveAttempt, Resolved, Tell, WriteAhead,
 };
 
 impl Runtime {
@@ -171,6 +171,7 @@ impl Runtime {
             follow: follow(report.then),
             hint_ms: None,
             strip_at_ms: None,
+            tell: Tell::Nothing,
         };
         let finished = inner.store.finish_attempt(&finish).await?;
         verdict::count_finish(&finished, report.outcome);

@@ -4,7 +4,7 @@
 //! job already, both are given back.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::attempt::{Attempt, AttemptState, AttemptToken};
 use crate::error::{Refusal, StoreError};
@@ -16,6 +16,9 @@ use crate::provider::{Call, Fence, Outcome, Rendered, Request, boottime_ms};
 use crate::runtime::attempts::{self, Pending, Running, Work};
 use crate::runtime::{Inner, Lane, ReadError, Receipt, Replayed, Route, Runtime, Submission, SubmitError, millis};
 use crate::store::{Begin, Hint, Read, SubmitJob, Submitted, WriteAhead};
+
+/// How long a claim may be on its way: a call gives up before.
+const CLAIM_ARRIVES: Duration = Duration::from_secs(2);
 
 impl Runtime {
     /// Submits an intent: the same owner, key and request lead to the same job, however often and wherever they are submitted.
@@ -93,7 +96,8 @@ impl Runtime {
         // Without room nobody here holds the job: whoever has some may begin, or somebody outside.
         let lease_ms = if room.is_some() || waits.is_some() { inner.lease_ms() } else { 0 };
         // Whoever is outside begins by itself: a look before it had the time to is for nothing.
-        let look_in_ms = if first.is_none() { inner.lease_ms() } else { lease_ms };
+        // And no look before the claim itself can have arrived: it would find nothing and take the hint away.
+        let look_in_ms = if first.is_none() { inner.lease_ms() } else { lease_ms.max(millis(CLAIM_ARRIVES)) };
         let hint_ms = inner.store.now_ms() + look_in_ms;
         let submit = SubmitJob {
             id: JobId::new(inner.store.now_ms(), identity),

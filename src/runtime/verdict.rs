@@ -20,7 +20,7 @@ use crate::runtime::attempts::{Running, STORE_PAUSE, STORE_PAUSE_MAX, Work};
 use crate::runtime::spool::{Kept, SPOOL_AFTER};
 use crate::runtime::sweeper;
 use crate::runtime::{Inner, millis};
-use crate::store::{FinishAttempt, Finished, Follow, Hint, Keep, Store};
+use crate::store::{FinishAttempt, Finished, Follow, Hint, Keep, Store, Tell};
 
 /// Longest reason that is taken from an adapter, in characters: it stands in the record, in the log, and is shown on one line.
 const REASON_CHARS_MAX: usize = 500;
@@ -329,6 +329,8 @@ pub(super) async fn try_store(runtime: &Arc<Inner>, whose: &Whose, verdict: &Ver
     let result = runtime.payload(identity, verdict.response.as_ref()).await?;
     failpoint!("finish.blob");
     let has_blobs = [&whose.input, &result.body].iter().any(|body| matches!(body, Body::Blob { .. }));
+    let hold = if verdict.outcome == FinishOutcome::Succeeded { runtime.waiters.hold(identity) } else { None };
+    let tell = if hold.is_some() { Tell::Record } else { Tell::Nothing };
     let finish = FinishAttempt {
         job: whose.job,
         number: whose.number,
@@ -342,8 +344,9 @@ pub(super) async fn try_store(runtime: &Arc<Inner>, whose: &Whose, verdict: &Ver
         // Until the blobs of an ended job are seen to, the hint must stand, or nobody would look at the job again.
         hint_ms: whose.hint_ms.filter(|_| !has_blobs),
         strip_at_ms: whose.strip_at_ms(&runtime.store),
+        tell,
     };
-    let finished = runtime.store.finish_attempt(&finish).await?;
+    let mut finished = runtime.store.finish_attempt(&finish).await?;
     failpoint!("finish.recorded");
     let ends = match finished {
         Finished::Won { .. } => has_blobs,
@@ -353,6 +356,12 @@ pub(super) async fn try_store(runtime: &Arc<Inner>, whose: &Whose, verdict: &Ver
     if ends {
         settle_ended(runtime, whose, &result.body).await;
     }
+    if let Finished::Won { job, .. } = &mut finished
+        && let Some(job) = job.take()
+    {
+        runtime.waiters.tell(Arc::new(*job));
+    }
+    drop(hold);
     Ok(finished)
 }
 

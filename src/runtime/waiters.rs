@@ -1,11 +1,12 @@
 //! Who waits for a job, on this gateway.
 //!
 //! All who wait for one job share one follower: it reads the record when a wake-up says that something changed, or every
-//! [`POLL`] because a wake-up is only a hint, and tells them all. Ten thousand waiters cost one read.
+//! [`POLL`] because a wake-up is only a hint, and tells them all. Ten thousand waiters cost one read. Where the job's result is
+//! claimed on this gateway, even that is saved: the reply to the claim tells the job, and the follower has nothing left to do.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
@@ -41,6 +42,36 @@ struct Shared {
 struct Followed {
     news: watch::Sender<News>,
     changed: Arc<Notify>,
+    /// How many calls are under way that may tell the job's end.
+    held: usize,
+    /// Whether somebody said meanwhile that the job has changed.
+    woken: bool,
+}
+
+/// Keeps a follower from reading while a call is under way that may tell it the end: the call's own wake-up comes before its reply.
+pub(crate) struct Hold {
+    shared: Arc<Shared>,
+    identity: Identity,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let mut followed = self.shared.followed();
+        let Some(one) = followed.get_mut(&self.identity) else { return };
+        one.held = one.held.saturating_sub(1);
+        if one.held == 0 && std::mem::take(&mut one.woken) {
+            one.changed.notify_one();
+        }
+    }
+}
+
+/// What a new follower does first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum First {
+    /// It reads the job.
+    Read,
+    /// It waits until somebody says that the job has changed: the job is being claimed just now.
+    Wait,
 }
 
 /// One waiter's place. Leaving is dropping it.
@@ -80,7 +111,7 @@ impl Waiters {
     ///
     /// # Errors
     /// All places are taken.
-    pub(crate) fn join(&self, identity: Identity) -> Result<Seat, ReadError> {
+    pub(crate) fn join(&self, identity: Identity, first: First) -> Result<Seat, ReadError> {
         let waiting = self.shared.waiting.fetch_add(1, Ordering::Relaxed) + 1;
         if waiting > self.limit {
             self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -93,8 +124,10 @@ impl Waiters {
             None => {
                 let (sender, receiver) = watch::channel(None);
                 let changed = Arc::new(Notify::new());
-                followed.insert(identity, Followed { news: sender.clone(), changed: Arc::clone(&changed) });
-                self.tasks.spawn(follow(Arc::clone(&self.shared), identity, sender, changed, self.stopped.clone()));
+                followed
+                    .insert(identity, Followed { news: sender.clone(), changed: Arc::clone(&changed), held: 0, woken: false });
+                let stopped = self.stopped.clone();
+                self.tasks.spawn(follow(Arc::clone(&self.shared), identity, sender, changed, first, stopped));
                 receiver
             }
         };
@@ -104,18 +137,41 @@ impl Waiters {
         Ok(Seat { news, shared: Arc::clone(&self.shared) })
     }
 
+    /// If anybody waits for a job here, keeps them waiting for what the caller is about to tell.
+    pub(crate) fn hold(&self, identity: Identity) -> Option<Hold> {
+        self.shared.followed().get_mut(&identity)?.held += 1;
+        Some(Hold { shared: Arc::clone(&self.shared), identity })
+    }
+
+    /// Tells an ended job to all who wait for it here.
+    pub(crate) fn tell(&self, job: Arc<Job>) {
+        let mut followed = self.shared.followed();
+        // Who comes from now on begins anew: an ended job may be reopened.
+        let Some(one) = followed.remove(&job.id.identity()) else { return };
+        one.news.send_replace(Some(Ok(job)));
+        // Its follower finds that it has been dismissed.
+        one.changed.notify_one();
+    }
+
     /// Says that a job has changed.
     pub(crate) fn wake(&self, identity: Identity) {
-        if let Some(one) = self.shared.followed().get(&identity) {
-            one.changed.notify_one();
+        match self.shared.followed().get_mut(&identity) {
+            Some(one) if one.held > 0 => one.woken = true,
+            Some(one) => one.changed.notify_one(),
+            None => {}
         }
     }
 }
 
 impl Shared {
-    fn followed(&self) -> std::sync::MutexGuard<'_, HashMap<Identity, Followed>> {
+    fn followed(&self) -> MutexGuard<'_, HashMap<Identity, Followed>> {
         self.followed.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether a follower is still the one: others may have told the end, and somebody come anew, while it read.
+fn still_follows(followed: &HashMap<Identity, Followed>, identity: Identity, sender: &watch::Sender<News>) -> bool {
+    followed.get(&identity).is_some_and(|one| one.news.same_channel(sender))
 }
 
 /// Reads one job for all who wait for it, until it has ended or nobody waits any more.
@@ -124,37 +180,53 @@ async fn follow(
     identity: Identity,
     sender: watch::Sender<News>,
     changed: Arc<Notify>,
+    first: First,
     stopped: CancellationToken,
 ) {
+    let mut reads = first == First::Read;
     loop {
-        let (news, last) = match shared.store.read_job(identity).await {
-            Ok(Read::Found(job)) => {
-                let ended = job.is_ended();
-                (Some(Ok(Arc::new(*job))), ended)
+        if reads {
+            let (news, last) = match shared.store.read_job(identity).await {
+                Ok(Read::Found(job)) => {
+                    let ended = job.is_ended();
+                    (Some(Ok(Arc::new(*job))), ended)
+                }
+                Ok(Read::Gone(gone)) => (Some(Err(ReadError::Gone(gone))), true),
+                Ok(Read::NotFound) => (Some(Err(ReadError::NotFound)), true),
+                Err(error @ StoreError::Fatal { .. }) => (Some(Err(ReadError::Store(error))), true),
+                // The store is away; each who waits has a deadline of its own.
+                Err(StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. }) => (None, false),
+            };
+            // Under the lock, or what was read before the end could be told after it.
+            let mut followed = shared.followed();
+            if !still_follows(&followed, identity, &sender) {
+                return;
             }
-            Ok(Read::Gone(gone)) => (Some(Err(ReadError::Gone(gone))), true),
-            Ok(Read::NotFound) => (Some(Err(ReadError::NotFound)), true),
-            Err(error @ StoreError::Fatal { .. }) => (Some(Err(ReadError::Store(error))), true),
-            // The store is away; each who waits has a deadline of its own.
-            Err(StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. }) => (None, false),
-        };
-        if last {
-            // Who comes from now on begins anew: an ended job may be reopened.
-            shared.followed().remove(&identity);
+            if last {
+                // Who comes from now on begins anew: an ended job may be reopened.
+                followed.remove(&identity);
+            }
+            if news.is_some() {
+                sender.send_replace(news);
+            }
+            if last {
+                return;
+            }
         }
-        if news.is_some() {
-            sender.send_replace(news);
-        }
-        if last {
-            return;
-        }
+        reads = true;
         tokio::select! {
-            () = changed.notified() => {}
+            () = changed.notified() => {
+                if !still_follows(&shared.followed(), identity, &sender) {
+                    return;
+                }
+            }
             () = tokio::time::sleep(POLL) => {}
             () = sender.closed() => {
                 let mut followed = shared.followed();
                 if sender.receiver_count() == 0 {
-                    followed.remove(&identity);
+                    if still_follows(&followed, identity, &sender) {
+                        followed.remove(&identity);
+                    }
                     return;
                 }
             }

@@ -22,7 +22,7 @@ use crate::config::Role;
 use crate::error::StoreError;
 use crate::job::{Job, JobId, JobState};
 use crate::provider;
-use crate::runtime::{ListState, ReadError, Receipt, Replayed, Submission, SubmitError, WaitFor};
+use crate::runtime::{Expected, ListState, ReadError, Receipt, Replayed, Submission, SubmitError, WaitFor};
 use crate::server::App;
 use crate::server::answer;
 use crate::server::auth::Caller;
@@ -110,10 +110,12 @@ pub(crate) async fn submit_job(
         },
         traceparent: traceparent(&headers),
     };
-    let Receipt { job, replayed } = submit(&app, submission, held.share).await?;
+    let expected = wait.0.and_then(|_| app.runtime.expect(&submission.owner, &submission.key));
+    let receipt = submit(&app, submission, held.share).await?;
+    let replayed = receipt.replayed;
     let job = match wait.0 {
-        Some(within) if !job.is_ended() => wait_for(&app, job, WaitFor::Ended, within).await?,
-        Some(_) | None => job,
+        Some(within) if !receipt.job.is_ended() => wait_for(&app, expected, receipt, WaitFor::Ended, within).await?,
+        Some(_) | None => receipt.job,
     };
     let mut response = document(&app, &job, Answered::Submit).await?;
     wait.applied(response.headers_mut());
@@ -137,9 +139,16 @@ pub(crate) async fn submit(app: &App, submission: Submission, share: Option<Owne
 }
 
 /// Waits for a job; when this gateway stops, or all places are taken by a limit, the job is answered as it stands.
-pub(crate) async fn wait_for(app: &App, job: Arc<Job>, wait_for: WaitFor, within: Duration) -> Result<Arc<Job>, Problem> {
+pub(crate) async fn wait_for(
+    app: &App,
+    expected: Option<Expected>,
+    receipt: Receipt,
+    wait_for: WaitFor,
+    within: Duration,
+) -> Result<Arc<Job>, Problem> {
+    let job = &receipt.job;
     let waited = tokio::select! {
-        waited = app.runtime.wait(job.id, wait_for, within) => waited,
+        waited = app.runtime.wait_expected(expected, &receipt, wait_for, within) => waited,
         () = app.stopping.cancelled() => app.runtime.read(job.id).await,
     };
     match waited {
@@ -175,7 +184,9 @@ pub(crate) async fn read_job(
 ) -> Result<Response, Problem> {
     let job = visible(&app, &caller, id).await?;
     let job = match wait.0 {
-        Some(within) if !job.is_ended() => wait_for(&app, job, WaitFor::Ended, within).await?,
+        Some(within) if !job.is_ended() => {
+            wait_for(&app, None, Receipt { job, replayed: Replayed::Yes }, WaitFor::Ended, within).await?
+        }
         Some(_) | None => job,
     };
     let mut response = if none_match(&headers, &etag(&job)) {

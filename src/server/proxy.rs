@@ -20,7 +20,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::config::Role;
 use crate::job::{Job, JobState};
 use crate::provider::{self, Outcome};
-use crate::runtime::{Receipt, Submission, WaitFor};
+use crate::runtime::{Submission, WaitFor};
 use crate::server::App;
 use crate::server::answer;
 use crate::server::auth::Caller;
@@ -80,9 +80,12 @@ pub(crate) async fn proxy(
         },
         traceparent: traceparent(&headers),
     };
-    let Receipt { job, replayed } = submit(&app, submission, held.share).await?;
-    let settled = job.is_ended() || job.state == JobState::Unknown;
-    let job = if settled { job } else { wait_for(&app, job, WaitFor::Settled, app.options.proxy_wait).await? };
+    let expected = app.runtime.expect(&submission.owner, &submission.key);
+    let receipt = submit(&app, submission, held.share).await?;
+    let replayed = receipt.replayed;
+    let settled = receipt.job.is_ended() || receipt.job.state == JobState::Unknown;
+    let within = app.options.proxy_wait;
+    let job = if settled { receipt.job } else { wait_for(&app, expected, receipt, WaitFor::Settled, within).await? };
     let mut response = match answer(&app, &job).await {
         Ok(response) => response,
         Err(problem) => problem.job(job.id).into_response(),

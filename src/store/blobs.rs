@@ -252,10 +252,11 @@ mod tests {
             follow: Follow::End,
             hint_ms: None,
             strip_at_ms: None,
+            tell: crate::store::Tell::Nothing,
         };
         assert_eq!(
             fixture.store.finish_attempt(&finish).await,
-            Ok(Finished::Won { version: 1, was: crate::attempt::AttemptState::Running })
+            Ok(Finished::Won { version: 1, was: crate::attempt::AttemptState::Running, job: None })
         );
         let Read::Found(ended) = fixture.store.read_job(identity).await.unwrap() else { panic!("no job") };
         assert_eq!((ended.state, ended.result.clone()), (JobState::Succeeded, result.clone()));

@@ -272,6 +272,8 @@ pub struct FinishAttempt<'a> {
     pub hint_ms: Option<u64>,
     /// When the kept bytes are to be stripped, Unix ms of Redis, if before the key's end.
     pub strip_at_ms: Option<u64>,
+    /// What a call that wins is to be told.
+    pub tell: Tell,
 }
 
 /// What may follow a definite failure.
@@ -304,6 +306,24 @@ impl Follow {
     }
 }
 
+/// What a call that claims the result is to be told besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tell {
+    /// Nothing: nobody waits for the job here.
+    Nothing,
+    /// The job: it saves the read that would follow.
+    Record,
+}
+
+impl Tell {
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Tell::Nothing => "nothing",
+            Tell::Record => "record",
+        }
+    }
+}
+
 /// The reply to a finish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finished {
@@ -313,6 +333,8 @@ pub enum Finished {
         version: u64,
         /// What the attempt was before: running, or given up already.
         was: AttemptState,
+        /// The job as this call left it, if the caller asked for it.
+        job: Option<Box<Job>>,
     },
     /// The attempt's row is as reported.
     Recorded {

@@ -234,6 +234,7 @@ impl Store {
             finish.follow.word(),
             delay_ms,
             hold_ms,
+            finish.tell.word(),
         ];
         let identity = finish.job.identity();
         let mut around = Around { before: vec![], after: vec![self.announce(identity)] };
@@ -249,7 +250,11 @@ impl Store {
         let call = self.call(Script::FinishAttempt, identity, arguments, finish.token.as_bytes().to_vec());
         let mut reply = self.run(&call, &around).await?;
         let finished = match reply.status() {
-            "won" => Finished::Won { version: reply.parse()?, was: reply.parse()? },
+            "won" => {
+                let (version, was, packed) = (reply.parse()?, reply.parse()?, reply.bytes()?);
+                let job = if packed.is_empty() { None } else { Some(Box::new(record::unpack(&packed)?)) };
+                Finished::Won { version, was, job }
+            }
             "recorded" => Finished::Recorded { job: reply.parse()? },
             "repeated" => Finished::Repeated { attempt: reply.parse()?, job: reply.parse()?, completed_by: reply.parse()? },
             "discarded" => Finished::Discarded { attempt: reply.parse()?, completed_by: reply.parse()? },

@@ -5,7 +5,7 @@ use onejob::attempt::{AttemptState, FinishOutcome, ResolveOutcome};
 use onejob::error::StoreError;
 use onejob::job::{JobState, Rules};
 use onejob::store::{
-    Begun, CancelMode, Canceled, Eviction, Finished, Follow, Marked, Read, Resolved, Store, StoreOptions, Submitted, Word,
+    Begun, CancelMode, Canceled, Eviction, Finished, Follow, Marked, Read, Resolved, Store, StoreOptions, Submitted, Tell, Word,
 };
 
 use crate::support::{
@@ -171,7 +171,7 @@ async fn a_success_past_the_deadline_counts_if_nobody_took_over() {
     let submission = Submission { first: First::Running, deadline_ms: LEASE_MS, ..redis.submission() };
     let given = redis.given(submission).await;
     given.age(10 * LEASE_MS).await;
-    assert_eq!(given.succeed(1, "late").await, Finished::Won { version: 1, was: AttemptState::Running });
+    assert_eq!(given.succeed(1, "late").await, Finished::Won { version: 1, was: AttemptState::Running, job: None });
     assert_eq!(given.job().await.state, JobState::Succeeded);
 }
 
@@ -379,8 +379,12 @@ async fn live_and_expire(redis: &Redis) {
         follow: Follow::End,
         hint_ms: Some(hint_ms),
         strip_at_ms: None,
+        tell: Tell::Nothing,
     };
-    assert_eq!(given.store.finish_attempt(&finish).await, Ok(Finished::Won { version: 1, was: AttemptState::Running }));
+    assert_eq!(
+        given.store.finish_attempt(&finish).await,
+        Ok(Finished::Won { version: 1, was: AttemptState::Running, job: None })
+    );
     assert!(given.dump().await.packed.is_some());
     given.age(KEY_LIFE_MS).await;
 }

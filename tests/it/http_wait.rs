@@ -99,3 +99,23 @@ async fn a_stopped_runtime_takes_no_job() {
     site.client("").get("/readyz").await.problem(503, "stopping");
     assert!(site.redis.dump().await.is_empty());
 }
+
+/// Who waits where the job runs is told by the call that claims its result: the record is not read at all.
+#[tokio::test]
+async fn a_job_that_is_waited_for_where_it_runs_is_never_read() {
+    let site = Site::start().await;
+    let alice = site.alice();
+    site.redis.command::<()>(&["CONFIG", "RESETSTAT"]).await;
+    for round in 0..5 {
+        let answer = alice.submit_with("print", &format!("k{round}"), "{}", &[("prefer", "wait=20")]).await;
+        assert_eq!(answer.is(200).json()["state"], "succeeded");
+    }
+    let stats: String = site.redis.command(&["INFO", "commandstats"]).await;
+    // Every read asks for the role first.
+    assert!(!stats.contains("cmdstat_role:"), "{stats}");
+    // A duplicate is read, if it has to wait at all.
+    let id = alice.submit("outside", "slow", "{}").await.job_id();
+    let _ = alice.send("GET", &format!("/v1/jobs/{id}"), &[("prefer", "wait=1")], "").await;
+    let stats: String = site.redis.command(&["INFO", "commandstats"]).await;
+    assert!(stats.contains("cmdstat_role:"), "{stats}");
+}

@@ -204,7 +204,9 @@ async fn replies_echo_script_and_caller() {
             Script::BeginAttempt => &[job, token, b"", b"starting", b"1", b"laser", b"gateway-1", b"", b"", b""],
             Script::MarkRunning => &[job, b"1", token, b"", b"", b""],
             Script::ExtendLease => &[job, b"1", token, b"1", b"1"],
-            Script::FinishAttempt => &[job, b"1", token, b"unknown", b"", b"0", b"", b"", b"", b"", b"end", b"0", b"0"],
+            Script::FinishAttempt => {
+                &[job, b"1", token, b"unknown", b"", b"0", b"", b"", b"", b"", b"end", b"0", b"0", b"nothing"]
+            }
             Script::ResolveAttempt => &[job, b"1", token, b"failed", b"ada", b"why", b"operator", b"", b"0", b"", b"end"],
             Script::CancelJob => &[job, token, b"graceful", b"ada", b"why"],
             Script::TickJob => &[token],

@@ -278,6 +278,7 @@ async fn results_that_redis_does_not_take_and_requests_that_wait_are_counted_unt
     let job = shop.submit("alice", "print", "slow", r#"{"simulate":"delay=3s"}"#, 200);
     let meanwhile = async {
         says("onejob_waiters", 1.0).await;
+        says("onejob_submits_total{result=\"created\"}", 1.0).await;
         assert_eq!(shop.says("onejob_results_in_hand").await, 0.0);
         shop.redis.pause();
         says("onejob_results_in_hand", 1.0).await;

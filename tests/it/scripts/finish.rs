@@ -21,7 +21,7 @@ async fn a_success_claims_the_result_and_ends_the_job() {
     let redis = Redis::start().await;
     for given in [redis.given_running().await, redis.given_starting().await, redis.given_canceling().await] {
         let was = given.job().await.attempts[0].state;
-        assert_eq!(given.succeed(1, "done").await, Finished::Won { version: 1, was });
+        assert_eq!(given.succeed(1, "done").await, Finished::Won { version: 1, was, job: None });
         let job = given.job().await;
         assert_eq!((job.state, job.version, job.completed_by), (JobState::Succeeded, 1, 1));
         assert_eq!((job.result.clone(), job.reason.as_str()), (payload("done"), ""));
@@ -123,7 +123,7 @@ async fn a_holder_that_sent_nothing_aborts_and_another_may_begin() {
 async fn a_late_success_of_an_unknown_attempt_wins() {
     let redis = Redis::start().await;
     let given = redis.given_unknown().await;
-    assert_eq!(given.succeed(1, "late").await, Finished::Won { version: 1, was: AttemptState::Unknown });
+    assert_eq!(given.succeed(1, "late").await, Finished::Won { version: 1, was: AttemptState::Unknown, job: None });
     let job = given.job().await;
     assert_eq!((job.state, job.result.clone()), (JobState::Succeeded, payload("late")));
     assert_eq!(last_event(&job), ("late_success", 1));
@@ -158,7 +158,7 @@ async fn a_success_of_an_attempt_judged_otherwise_wins_while_the_job_is_open() {
         let given = redis.given_unknown().await;
         given.resolve(1, outcome, Word::Provider, RETRY).await;
         let was = given.job().await.attempts[0].state;
-        assert_eq!(given.succeed(1, "after all").await, Finished::Won { version: 1, was }, "{outcome:?}");
+        assert_eq!(given.succeed(1, "after all").await, Finished::Won { version: 1, was, job: None }, "{outcome:?}");
         let job = given.job().await;
         assert_eq!((job.completed_by, job.result.clone()), (1, payload("after all")));
         assert_eq!(last_event(&job), ("contradiction", 1));
@@ -191,7 +191,7 @@ async fn an_attempt_from_before_a_reopening_cannot_claim_the_result() {
     assert_eq!(given.succeed(1, "from before").await, discarded);
     let job = given.job().await;
     assert_eq!((job.state, job.version, job.result), (JobState::Running, 2, Payload::default()));
-    assert_eq!(given.succeed(2, "from now").await, Finished::Won { version: 3, was: AttemptState::Running });
+    assert_eq!(given.succeed(2, "from now").await, Finished::Won { version: 3, was: AttemptState::Running, job: None });
 }
 
 #[tokio::test]
@@ -268,7 +268,7 @@ async fn the_last_of_a_race_to_fail_ends_the_job() {
 async fn late_primary_cannot_overwrite_the_fallbacks_result() {
     let redis = Redis::start().await;
     let given = redis.given_race(2).await;
-    assert_eq!(given.succeed(2, "by fallback").await, Finished::Won { version: 1, was: AttemptState::Running });
+    assert_eq!(given.succeed(2, "by fallback").await, Finished::Won { version: 1, was: AttemptState::Running, job: None });
     let finished = given.job().await;
     let discarded = Finished::Discarded { attempt: AttemptState::Discarded, completed_by: 2 };
     assert_eq!(given.succeed(1, "by primary").await, discarded);

@@ -3,7 +3,7 @@
 use onejob::attempt::AttemptState;
 use onejob::attempt::FinishOutcome;
 use onejob::job::{Identity, JobState};
-use onejob::store::{FinishAttempt, Finished, Follow, Script};
+use onejob::store::{FinishAttempt, Finished, Follow, Script, Tell};
 
 use crate::scenes::releasing;
 use crate::support::{Call, Given, LEASE_MS, Redis, Submission, payload};
@@ -39,6 +39,7 @@ async fn succeed(given: &Given, hint_ms: Option<u64>) -> Finished {
         follow: Follow::End,
         hint_ms,
         strip_at_ms: None,
+        tell: Tell::Nothing,
     };
     given.store.finish_attempt(&finish).await.unwrap()
 }
@@ -91,11 +92,14 @@ async fn a_success_takes_its_own_hint_away_and_no_other() {
     let redis = Redis::start().await;
     let given = redis.given_running().await;
     let hint_ms = due_ms(&redis, &given).await;
-    assert_eq!(succeed(&given, hint_ms.map(|ms| ms + 1)).await, Finished::Won { version: 1, was: AttemptState::Running });
+    assert_eq!(
+        succeed(&given, hint_ms.map(|ms| ms + 1)).await,
+        Finished::Won { version: 1, was: AttemptState::Running, job: None }
+    );
     assert_eq!(due_ms(&redis, &given).await, hint_ms);
     let given = redis.given_running().await;
     let hint_ms = due_ms(&redis, &given).await;
-    assert_eq!(succeed(&given, hint_ms).await, Finished::Won { version: 1, was: AttemptState::Running });
+    assert_eq!(succeed(&given, hint_ms).await, Finished::Won { version: 1, was: AttemptState::Running, job: None });
     assert_eq!(due_ms(&redis, &given).await, None);
 }
 

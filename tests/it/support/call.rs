@@ -8,7 +8,7 @@ use onejob::fingerprint::{digest, second_half, sha256};
 use onejob::job::{Body, Class, Identity, JobId, Owner, Payload, Rules};
 use onejob::store::{
     Begin, BeginAttempt, Begun, CancelMode, Canceled, Extended, FinishAttempt, Finished, Follow, Marked, Read, Reopened,
-    ResolveAttempt, Resolved, Store, SubmitJob, Submitted, Ticked, Word, WriteAhead,
+    ResolveAttempt, Resolved, Store, SubmitJob, Submitted, Tell, Ticked, Word, WriteAhead,
 };
 
 use super::{KEY_LIFE_MS, LEASE_MS, QUARANTINE_MS, RACE_AFTER_MS, RETENTION_MS};
@@ -188,6 +188,7 @@ impl Call {
                     follow: *follow,
                     hint_ms: None,
                     strip_at_ms: None,
+                    tell: Tell::Nothing,
                 };
                 Answer::Finished(store.finish_attempt(&finish).await?)
             }
