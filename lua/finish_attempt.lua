@@ -33,7 +33,7 @@ REPLY { status, script, token, detail… }
   discarded, attempt state, completed_by
                             the job had ended, or the attempt was already judged; nothing but its own row can have changed
   not_found                 no such job, attempt or token, or another incarnation
-WRITES the record, once, unless the reply is "repeated" or "not_found", or "discarded" without news
+WRITES the record, once, unless the reply is "not_found", or "repeated" or "discarded" without news
 COST   O(attempts), plus the size of the result
 ]]
 local number, token, outcome, reason = number_of(ARGV[2], 'number'), ARGV[3], ARGV[4], ARGV[8]
@@ -66,6 +66,14 @@ local same = was == outcome
   or (outcome == 'succeeded' and was == 'discarded')
   or (outcome == 'aborted' and was == 'failed' and attempt[A.reason] == 'not_sent')
 if same then
+  -- That nobody kept it alive was all that was known; its own holder, late, knows better.
+  if attempt[A.reason] == LAPSED and reason ~= LAPSED and (outcome == 'aborted' or outcome == 'unknown') then
+    attempt[A.reason] = reason
+    if not ended(record) and record[P.reason] == LAPSED then
+      record[P.reason] = reason
+    end
+    write(KEYS[1], record, clock(record))
+  end
   return reply('repeated', was, record[P.state], winner)
 end
 local judged = was == 'succeeded' or was == 'discarded'

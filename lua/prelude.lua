@@ -196,12 +196,19 @@ local function deadline_passed(record, now)
   return record[P.deadline_ms] > 0 and now >= record[P.deadline_ms]
 end
 
--- Attempts that touched a provider are bounded by the route; those that never did, by ABORTED_MAX more.
+-- Attempts that touched a provider are bounded by the route; those that never did, by ABORTED_MAX more since the
+-- job was submitted or reopened.
 local function exhausted(record)
-  local count = census(record)
-  local made = #record[P.attempts]
+  local touched, aborted = 0, 0
+  for _, attempt in ipairs(record[P.attempts]) do
+    if attempt[A.state] ~= 'aborted' then
+      touched = touched + 1
+    elseif attempt[A.version] == record[P.version] then
+      aborted = aborted + 1
+    end
+  end
   local limit = record[P.policy][L.attempts_max]
-  return made - count.aborted >= limit or made >= limit + ABORTED_MAX
+  return touched >= limit or touched + aborted >= limit + ABORTED_MAX
 end
 
 -- How many attempts lapsed before anything was sent, since the job was submitted or reopened.

@@ -227,11 +227,12 @@ pub const INVALID_OUTPUT: &str = "invalid_output";
 
 /// Reads from a record's attempts what was tried, so that a gateway that adopts a job goes on where another one stopped.
 ///
-/// Attempts that never got as far as a provider (a lease that lapsed while starting, a gateway that stopped) are no tries.
-/// `place` tells a provider's place in the route.
-pub fn tries_of(attempts: &[Attempt], place: impl Fn(&str) -> Option<usize>) -> Vec<Try> {
+/// Attempts that never got as far as a provider (a lease that lapsed while starting, a gateway that stopped) are no tries; nor are
+/// those that never left before the job was last reopened, to `version`. `place` tells a provider's place in the route.
+pub fn tries_of(attempts: &[Attempt], version: u64, place: impl Fn(&str) -> Option<usize>) -> Vec<Try> {
     attempts
         .iter()
+        .filter(|attempt| attempt.state != AttemptState::Aborted || attempt.version == version)
         .filter_map(|attempt| Some(Try { provider: place(&attempt.provider)?, failure: failure_of(attempt)? }))
         .collect()
 }

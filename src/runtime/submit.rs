@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use crate::attempt::{Attempt, AttemptState, AttemptToken};
 use crate::error::{Refusal, StoreError};
 use crate::failpoint::failpoint;
-use crate::fingerprint::{Fingerprinted, Sha256Bytes, fingerprint};
-use crate::job::{Job, JobId, JobState, Payload, locate};
+use crate::fingerprint::{Fingerprinted, HalfBytes, Sha256Bytes, fingerprint};
+use crate::job::{Identity, Job, JobId, JobState, Payload, locate};
 use crate::metrics;
 use crate::provider::{Call, Fence, Outcome, Rendered, Request, boottime_ms};
 use crate::runtime::attempts::{self, Pending, Running, Work};
@@ -83,7 +83,10 @@ impl Runtime {
             ignore: &route.fingerprint_ignore,
         });
         let first = inner.first_call(&route, &request)?;
-        let body = inner.store.put_body(identity, Arc::clone(&request.body)).await?;
+        let body = match inner.store.put_body(identity, Arc::clone(&request.body)).await {
+            Ok(body) => body,
+            Err(error) => return self.there_already(identity, digest, fingerprint, error).await,
+        };
         failpoint!("claim.blob");
         let input = Payload { head: request.head(), body };
         let token = AttemptToken::random();
@@ -179,20 +182,34 @@ impl Runtime {
             Ok(Submitted::Conflict { id }) => Err(SubmitError::Conflict(id)),
             Ok(Submitted::Gone(gone)) => Err(SubmitError::Gone(gone)),
             Ok(Submitted::Collision) => Err(SubmitError::Collision),
+            Err(error) => {
+                self.there_already(submit.id.identity(), submit.digest, submit.fingerprint, error).await.map(Claimed::There)
+            }
+        }
+    }
+
+    /// Out of memory or of replicas: a duplicate still gets its answer, only a new job is refused. Whatever else kept a claim from
+    /// being made is told as it is.
+    async fn there_already(
+        &self,
+        identity: Identity,
+        digest: HalfBytes,
+        fingerprint: HalfBytes,
+        error: StoreError,
+    ) -> Result<Receipt, SubmitError> {
+        match error {
             // A replica may be behind: what it says of a job is not told.
-            Err(
-                error @ (StoreError::Ambiguous { .. }
-                | StoreError::NotExecuted { code: Refusal::Connect | Refusal::ReadOnly, .. }
-                | StoreError::Fatal { .. }),
-            ) => Err(error.into()),
-            // Out of memory or of replicas: a duplicate still gets its answer, only a new job is refused.
-            Err(error @ StoreError::NotExecuted { .. }) => match self.inner.store.read_job(submit.id.identity()).await {
-                Ok(Read::Found(job)) if job.digest != submit.digest => Err(SubmitError::Collision),
-                Ok(Read::Found(job)) if job.fingerprint != submit.fingerprint => Err(SubmitError::Conflict(job.id)),
-                Ok(Read::Found(job)) => there(job),
-                Ok(Read::Gone(gone)) => Err(SubmitError::Gone(gone)),
-                Ok(Read::NotFound) | Err(_) => Err(error.into()),
-            },
+            StoreError::Ambiguous { .. }
+            | StoreError::NotExecuted { code: Refusal::Connect | Refusal::ReadOnly, .. }
+            | StoreError::Fatal { .. } => return Err(error.into()),
+            StoreError::NotExecuted { .. } => {}
+        }
+        match self.inner.store.read_job(identity).await {
+            Ok(Read::Found(job)) if job.digest != digest => Err(SubmitError::Collision),
+            Ok(Read::Found(job)) if job.fingerprint != fingerprint => Err(SubmitError::Conflict(job.id)),
+            Ok(Read::Found(job)) => Ok(Receipt { job: Arc::new(*job), replayed: Replayed::Yes }),
+            Ok(Read::Gone(gone)) => Err(SubmitError::Gone(gone)),
+            Ok(Read::NotFound) | Err(_) => Err(error.into()),
         }
     }
 

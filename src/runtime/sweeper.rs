@@ -268,7 +268,7 @@ async fn adopt(runtime: &Arc<Inner>, job: &Job) -> Result<u64, StoreError> {
         // Its attempts come from outside.
         return Ok(later);
     }
-    let tries = policy::tries_of(&job.attempts, |name| route.providers.iter().position(|provider| provider == name));
+    let tries = policy::tries_of(&job.attempts, job.version, |name| route.providers.iter().position(|provider| provider == name));
     let remaining = (job.deadline_ms > 0).then(|| Duration::from_millis(job.deadline_ms.saturating_sub(now_ms)));
     // The record says that another attempt may begin; the plan only says where.
     let place = match route.plan.after(&tries, None, None) {

@@ -47,6 +47,17 @@ async fn out_of_memory_a_duplicate_still_gets_its_answer() {
     assert_eq!(site.alice().submit("print", "k", "{}").await.is(200).job_id(), id);
 }
 
+/// The same for one whose body has a key of its own.
+#[tokio::test]
+async fn out_of_memory_a_large_duplicate_still_gets_its_answer() {
+    let site = Site::start().await;
+    let large = format!(r#"{{"pad":"{}"}}"#, "x".repeat(9000));
+    let id = site.alice().submit("print", "k", &large).await.job_id();
+    site.alice().ended(&id).await;
+    let () = site.redis.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    assert_eq!(site.alice().submit("print", "k", &large).await.is(200).job_id(), id);
+}
+
 #[tokio::test]
 async fn a_redis_that_does_not_answer_is_503_and_the_provider_is_not_called() {
     let site = Site::start().await;

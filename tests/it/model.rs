@@ -11,6 +11,8 @@ use crate::support::{Call, First, LEASE_MS, Submission};
 
 /// Attempts that touched no provider, beyond the route's own.
 const ABORTED_MAX: usize = 8;
+/// The reason of an attempt that nobody kept alive.
+const LAPSED: &str = "lease_lapsed";
 /// Attempts that may lapse before anything is sent, under one version.
 const STARTING_LOST_MAX: usize = 3;
 /// Whatever virtual time begins with: 0 means "never" in a record.
@@ -123,13 +125,15 @@ impl Job {
     }
 
     fn lost(&self) -> usize {
-        let is_lost = |attempt: &&Attempt| attempt.state == AttemptState::Aborted && attempt.reason == "lease_lapsed";
+        let is_lost = |attempt: &&Attempt| attempt.state == AttemptState::Aborted && attempt.reason == LAPSED;
         self.attempts.iter().filter(is_lost).filter(|attempt| attempt.version == self.version).count()
     }
 
     fn exhausted(&self) -> bool {
-        let made = self.attempts.len();
-        made - self.count(&[AttemptState::Aborted]) >= self.attempts_max || made >= self.attempts_max + ABORTED_MAX
+        let (aborted, touched): (Vec<_>, Vec<_>) =
+            self.attempts.iter().partition(|attempt| attempt.state == AttemptState::Aborted);
+        let aborted = aborted.iter().filter(|attempt| attempt.version == self.version).count();
+        touched.len() >= self.attempts_max || touched.len() + aborted >= self.attempts_max + ABORTED_MAX
     }
 
     fn end(&mut self, state: JobState, reason: &str, now_ms: u64) {
@@ -406,7 +410,21 @@ fn finish(
         FinishOutcome::Aborted => was == AttemptState::Aborted || unsent,
     };
     if told_before {
-        return no(job.told(place));
+        let reason = match outcome {
+            FinishOutcome::Aborted => "no_permit",
+            FinishOutcome::Unknown => "timeout",
+            FinishOutcome::Succeeded | FinishOutcome::Failed => LAPSED,
+        };
+        let told = job.told(place);
+        if job.attempts[place].reason != LAPSED || reason == LAPSED {
+            return no(told);
+        }
+        // Its own holder knows better than that nobody kept it alive.
+        job.attempts[place].reason = reason.to_owned();
+        if job.ended.is_none() && job.reason == LAPSED {
+            job.reason = reason.to_owned();
+        }
+        return yes(told);
     }
     let winner = job.completed_by;
     if outcome != FinishOutcome::Succeeded && !was.is_open() {
@@ -521,7 +539,7 @@ fn tick(job: &mut Job, now_ms: u64) -> Outcome {
         if now_ms < job.attempts[place].lease_ms {
             continue;
         }
-        job.close(place, state, "lease_lapsed", now_ms);
+        job.close(place, state, LAPSED, now_ms);
         if changes.last() != Some(&state.as_str()) {
             changes.push(state.as_str());
         }
@@ -531,7 +549,7 @@ fn tick(job: &mut Job, now_ms: u64) -> Outcome {
             job.settle(Follow::End, None, &reason, now_ms);
             changes.push("poisoned");
         } else {
-            job.settle(Follow::Retry { delay_ms: 0, hold_ms: 0 }, None, "lease_lapsed", now_ms);
+            job.settle(Follow::Retry { delay_ms: 0, hold_ms: 0 }, None, LAPSED, now_ms);
         }
     }
     if job.ended.is_none() && job.open() == 0 && job.past_deadline(now_ms) {

@@ -92,3 +92,22 @@ async fn more_attempts_than_one_job_may_have_are_refused() {
     assert_eq!(given.reopen(999).await, Reopened::Reopened { version: 2 });
     assert_eq!(given.job().await.rules.attempts_max, 1000);
 }
+
+/// What never touched a provider under an earlier version uses up nothing of what an operator gives.
+#[tokio::test]
+async fn a_job_that_was_poisoned_again_and_again_can_still_be_reopened() {
+    let redis = Redis::start().await;
+    let mut given = redis.given_starting().await;
+    for reopening in 1..=4 {
+        for _ in 0..2 {
+            given.lapse().await;
+            given.tick().await;
+            given.begins(First::Starting).await;
+        }
+        given.lapse().await;
+        given.tick().await;
+        assert_eq!(given.job().await.state, JobState::Failed);
+        given.reopen(1).await;
+        assert!(matches!(given.begin(First::Starting).await, Begun::Started { .. }), "reopening {reopening} gave an attempt");
+    }
+}

@@ -100,6 +100,23 @@ async fn a_slot_that_was_given_back_counts_as_no_death() {
     assert_eq!(given.job().await.state, JobState::Pending);
 }
 
+/// Redis stood still, or the executor was slow: it says itself, late, that it lives and sent nothing.
+#[tokio::test]
+async fn a_slot_that_was_given_back_late_counts_as_no_death() {
+    let redis = Redis::start().await;
+    let mut given = redis.given_starting().await;
+    for number in 1..=2 {
+        given.lapse().await;
+        assert_eq!(given.tick_changes().await, ["aborted"]);
+        let call = given.call_finish(number, FinishOutcome::Aborted, "", RETRY);
+        given.send(&call).await;
+        assert_eq!(given.begins(First::Starting).await, number + 1);
+    }
+    given.lapse().await;
+    assert_eq!(given.tick_changes().await, ["aborted"]);
+    assert_eq!(given.job().await.state, JobState::Pending);
+}
+
 #[tokio::test]
 async fn both_of_a_race_become_unknown_in_one_tick() {
     let redis = Redis::start().await;
