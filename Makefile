@@ -43,10 +43,10 @@ unit:  ## the whole test suite, with nextest where it is installed
 series:  ## whether the number of metric series stays the same over 100,000 keys; ten minutes on a busy machine
 	cargo test $(POINTS) --test it dashboards::live::the_number_of_series_is_the_same -- --ignored --nocapture
 
-storm: setup-run  ## some minutes of load on three gateways while everything breaks; ONEJOB_SEED=N repeats one
+storm: setup-run  ## some minutes of load on three gateways while everything breaks; ONEJOB_SEED=N repeats one, ONEJOB_STORM_{GATEWAYS,INTENTS,AT_ONCE,ROUNDS} size it
 	cargo test $(POINTS) --test it -- --ignored --nocapture --exact storm::nothing_is_done_twice_or_lost_in_a_long_storm
 
-faults: setup-run  ## each fault of Redis for half a minute: what clients see, as a table
+faults: setup-run  ## each fault of Redis for half a minute: what clients see, as a table; or for ONEJOB_FAULT_SECONDS
 	cargo test $(POINTS) --test it -- --ignored --nocapture --exact redis_faults::every_fault_for_half_a_minute
 
 doc:  ## the documentation's examples, and its links

@@ -235,7 +235,11 @@ struct Context {
 
 impl Context {
     fn load(&self) -> Result<Config, ConfigError> {
-        Config::load(Sources { file: self.file.clone(), overrides: self.overrides.clone(), environment: Environment::Process })
+        Config::load(self.sources())
+    }
+
+    fn sources(&self) -> Sources {
+        Sources { file: self.file.clone(), overrides: self.overrides.clone(), environment: Environment::Process }
     }
 
     /// Writes data: the value for programs, the text for people.

@@ -150,6 +150,16 @@ impl Config {
         Ok(Config { server, redis, runtime, owner, provider, route, bearers, origins: read.origins })
     }
 
+    /// Where a gateway with these sources would listen, for whoever wants to reach it and need not have its credentials.
+    ///
+    /// # Errors
+    /// The file cannot be read or parsed, or the address is refused.
+    pub fn listen(sources: Sources) -> Result<SocketAddr, ConfigError> {
+        let sources::Read { document, mut problems, .. } = sources::read(&sources)?;
+        problems.retain(|problem| matches!(problem.key.as_str(), "server" | "server.listen"));
+        if problems.is_empty() { Ok(document.server.listen) } else { Err(ConfigError::Refused { problems }) }
+    }
+
     /// Returns the text of a commented example that loads as it is.
     pub fn example() -> &'static str {
         include_str!("../deploy/onejob.example.toml")

@@ -55,6 +55,9 @@ pub(super) struct Arguments {
 
 pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
     let settings = context.load()?;
+    if cfg!(debug_assertions) {
+        say("warning: this is a debug build; what it measures is several times slower than a release build");
+    }
     let mut signals = Signals::listen()?;
     let Some(url) = settings.redis.url.as_ref().map(|url| url.reveal().to_owned()) else {
         let home = Home::make(None)?;

@@ -21,7 +21,7 @@ pub(super) struct Arguments {
 }
 
 pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
-    let client = Client::new(&arguments.gateway)?;
+    let client = Client::new(&arguments.gateway, context)?;
     let mode = if arguments.force { "force" } else { "graceful" };
     let call = Call::change(format!("/v1/jobs/{}/cancel", arguments.job), &json!({ "mode": mode, "reason": arguments.reason }));
     client.insist_on_gateway().await?;

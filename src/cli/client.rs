@@ -4,6 +4,7 @@
 //! be sent again (a submit with its key, a change with its request id, a read) is sent again here, a bounded number of times, and
 //! it is said.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,7 +15,7 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use onejob::config::Environment;
+use onejob::config::{Config, Environment};
 use onejob::fingerprint::hex;
 use onejob::job::JobId;
 use onejob::server::TYPE_PREFIX;
@@ -22,7 +23,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
-use super::{Exit, Failure, OrExit as _, duration, say, show};
+use super::{Context, Exit, Failure, OrExit as _, duration, say, show};
 
 /// How often one call is sent at most.
 const SENDS_MAX: u32 = 5;
@@ -39,9 +40,9 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("onejob-request-id");
 /// Which gateway, as whom.
 #[derive(Clone, clap::Args)]
 pub(super) struct GatewayArguments {
-    /// The gateway.
-    #[arg(long, env = "ONEJOB_GATEWAY", value_name = "URL", default_value = "http://127.0.0.1:7470", help_heading = "Gateway")]
-    gateway: String,
+    /// The gateway. By default the configuration's server.listen, or http://127.0.0.1:7470.
+    #[arg(long, env = "ONEJOB_GATEWAY", value_name = "URL", help_heading = "Gateway")]
+    gateway: Option<String>,
     /// The environment variable that holds the bearer token, if the gateway wants one.
     #[arg(long, value_name = "NAME", default_value = "ONEJOB_TOKEN", help_heading = "Gateway")]
     token_env: String,
@@ -146,9 +147,16 @@ impl Call {
 }
 
 impl Client {
-    pub(super) fn new(arguments: &GatewayArguments) -> Result<Self, Failure> {
+    pub(super) fn new(arguments: &GatewayArguments, context: &Context) -> Result<Self, Failure> {
+        let gateway = match &arguments.gateway {
+            Some(gateway) => gateway.clone(),
+            None => reached_at(Config::listen(context.sources()).map_err(|error| {
+                let error = anyhow::Error::new(error).context("cannot tell the gateway's address; name it by --gateway");
+                Failure { exit: Exit::Usage, error, problem: None }
+            })?)?,
+        };
         let token = Environment::Process.get(&arguments.token_env).filter(|token| !token.is_empty());
-        let client = Client::build(&arguments.gateway, token.as_deref(), arguments.timeout)?;
+        let client = Client::build(&gateway, token.as_deref(), arguments.timeout)?;
         Ok(Client { token_env: Some(arguments.token_env.clone()), ..client })
     }
 
@@ -222,7 +230,11 @@ impl Client {
     /// Makes sure, before anything is changed, that it is a gateway that would be asked to: another server may take any request
     /// for one of its own, and execute it unguarded.
     pub(super) async fn insist_on_gateway(&self) -> Result<(), Failure> {
-        self.ask(&Call::get("/openapi.json"), SAME_READ, Shape::Description).await.map(drop)
+        let asked = self.ask(&Call::get("/openapi.json"), ONLY_ASKED, Shape::Description).await;
+        asked.map(drop).map_err(|failure| {
+            let error = anyhow::Error::msg(format!("{}; nothing was submitted or changed", failure.error));
+            Failure { error, ..failure }
+        })
     }
 
     /// The document of a success, or the failure that the answer stands for.
@@ -378,8 +390,23 @@ impl std::fmt::Display for Answer {
 
 /// Why sending a read again is safe.
 pub(super) const SAME_READ: &str = "reading changes nothing";
+/// The same, before anything is changed.
+const ONLY_ASKED: &str = "it is only asked whether it is a gateway; nothing is submitted or changed yet";
 /// Why sending a change again is safe.
 pub(super) const SAME_REQUEST_ID: &str = "it has the same request id, so nothing happens twice";
+
+/// The URL of a gateway of this machine that listens so.
+fn reached_at(listen: SocketAddr) -> Result<String, Failure> {
+    if listen.port() == 0 {
+        return Err(Failure::new(Exit::Usage, "server.listen has port 0, which is any; name the gateway by --gateway"));
+    }
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::from(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::from(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    Ok(format!("http://{}", SocketAddr::new(ip, listen.port())))
+}
 
 fn connector(tls: bool) -> Result<HttpsConnector<HttpConnector>, Failure> {
     let mut http = HttpConnector::new();
@@ -462,6 +489,15 @@ mod tests {
         for other in [id("/b", "jam", "1"), id("/a", "paper", "1"), id("/a", "jam", "2")] {
             assert_ne!(id("/a", "jam", "1"), other);
         }
+    }
+
+    #[test]
+    fn a_gateway_that_listens_everywhere_is_reached_here() {
+        let url = |listen: &str| reached_at(listen.parse().unwrap()).map_err(|failure| failure.error.to_string());
+        assert_eq!(url("0.0.0.0:80").unwrap(), "http://127.0.0.1:80");
+        assert_eq!(url("[::]:80").unwrap(), "http://[::1]:80");
+        assert_eq!(url("10.1.2.3:80").unwrap(), "http://10.1.2.3:80");
+        assert!(url("127.0.0.1:0").unwrap_err().contains("--gateway"));
     }
 
     #[test]

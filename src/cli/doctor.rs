@@ -13,7 +13,7 @@ use onejob::store::{Eviction, RedisFacts, Store, StoreOptions};
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 
-use super::{Context, Exit, Failure, assemble, config, demo, say, show};
+use super::{Context, Exit, Failure, assemble, chain, config, demo, say, show};
 
 /// How often the canary sings.
 const CANARY_RUNS: usize = 20;
@@ -225,7 +225,7 @@ fn unusable(error: &StoreError) -> Finding {
         }
         StoreError::Fatal { .. } => "a gateway does not start on it as it is",
     };
-    Finding::bad("redis", Exit::Unavailable, error.to_string(), advice)
+    Finding::bad("redis", Exit::Unavailable, chain(&anyhow::Error::new(error.clone())), advice)
 }
 
 fn check_facts(settings: &Config, facts: &RedisFacts, findings: &mut Vec<Finding>) {

@@ -77,6 +77,11 @@ impl Gateway {
         Ok(Parts { addr, warnings: checked.warnings, simulated, runtime, serving, stop })
     }
 
+    /// Its label with this start's nonce, as records and answers name it.
+    pub(super) fn name(&self) -> &str {
+        self.runtime.gateway()
+    }
+
     pub(super) fn url(&self) -> String {
         format!("http://{}", self.addr)
     }

@@ -14,7 +14,7 @@ pub(super) struct Arguments {
 }
 
 pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
-    let client = Client::new(&arguments.gateway)?;
+    let client = Client::new(&arguments.gateway, context)?;
     let call = Call::get(format!("/v1/jobs/{}", arguments.job));
     let job = client.ask(&call, SAME_READ, Shape::Job).await?;
     context.print(&job, || show::job(&job));

@@ -33,7 +33,7 @@ impl State {
 }
 
 pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
-    let client = Client::new(&arguments.gateway)?;
+    let client = Client::new(&arguments.gateway, context)?;
     let state = arguments.state.as_str();
     let call = Call::get(format!("/v1/jobs?state={state}&limit={}", arguments.limit));
     let list = client.ask(&call, SAME_READ, Shape::Jobs).await?;

@@ -21,7 +21,7 @@ pub(super) struct Arguments {
 }
 
 pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
-    let client = Client::new(&arguments.gateway)?;
+    let client = Client::new(&arguments.gateway, context)?;
     let body = json!({ "reason": arguments.reason, "attempts": arguments.attempts });
     let path = format!("/v1/jobs/{}", arguments.job);
     client.insist_on_gateway().await?;

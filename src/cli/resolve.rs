@@ -88,7 +88,7 @@ struct Body {
 }
 
 pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
-    let client = Client::new(&arguments.gateway)?;
+    let client = Client::new(&arguments.gateway, context)?;
     let result = read_result(arguments.result, arguments.result_file)?;
     match arguments.outcome {
         Outcome::Succeeded if result.is_none() && !arguments.no_result => {

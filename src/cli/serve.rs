@@ -49,7 +49,8 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         say(format_args!("provider {name}: simulated, {}/ledger", simulated.base_url()));
     }
     let url = gateway.url();
-    context.print(&json!({ "url": url }), || format!("onejob listens on {url}"));
+    say(format_args!("this gateway's name is {}; jobs name it so", gateway.name()));
+    context.print(&json!({ "url": url, "gateway": gateway.name() }), || format!("onejob listens on {url}"));
 
     let signal = tokio::select! {
         signal = signals.next() => Some(signal),

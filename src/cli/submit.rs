@@ -56,7 +56,7 @@ struct Body<'a> {
 }
 
 pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
-    let client = Client::new(&arguments.gateway)?;
+    let client = Client::new(&arguments.gateway, context)?;
     let text = read_input(arguments.input, arguments.file)?;
     // As it is written: a number too long for a double is still the same number.
     let input: &RawValue =

@@ -42,7 +42,7 @@ enum Until {
 }
 
 pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
-    let client = Client::new(&arguments.gateway)?;
+    let client = Client::new(&arguments.gateway, context)?;
     let job = wait(&client, &arguments.job.to_string(), arguments.wait, context).await?;
     finish(&job, context)
 }

@@ -396,7 +396,10 @@ async fn give_back_surely(runtime: &Arc<Inner>, slot: &Slot, reason: &str, delay
     while Instant::now() < until && !runtime.stopped.is_cancelled() {
         match give_back(runtime, slot.job, slot.number, slot.token, reason, delay_ms).await {
             Err(error) if error.is_retryable() => tracing::debug!(job = %slot.job, %error, "a slot is not given back yet"),
-            Ok(finished) => return verdict::count_finish(&finished, FinishOutcome::Aborted),
+            Ok(finished) => {
+                let about = verdict::About { job: slot.job, attempt: slot.number, provider: None };
+                return verdict::count_finish(&finished, FinishOutcome::Aborted, about);
+            }
             Err(_) => return,
         }
         tokio::time::sleep(pause).await;

@@ -174,7 +174,7 @@ impl Runtime {
             tell: Tell::Nothing,
         };
         let finished = inner.store.finish_attempt(&finish).await?;
-        verdict::count_finish(&finished, report.outcome);
+        verdict::count_finish(&finished, report.outcome, verdict::About { job: id, attempt: number, provider: None });
         inner.after_change(id).await;
         Ok(finished)
     }

@@ -30,7 +30,7 @@ use crate::job::{Body, JobId};
 use crate::metrics;
 use crate::provider::Response;
 use crate::runtime::attempts::{STORE_PAUSE, STORE_PAUSE_MAX};
-use crate::runtime::verdict::{Verdict, Whose, count_finish, try_store};
+use crate::runtime::verdict::{About, Verdict, Whose, count_finish, try_store};
 use crate::runtime::{Inner, SpoolOptions, StartError, millis, sweeper};
 use crate::store::{Finished, Follow};
 
@@ -325,7 +325,7 @@ async fn scan(runtime: &Arc<Inner>, spool: &Arc<Spool>, told: &mut HashSet<Strin
             }
             Ok(finished) => {
                 tracing::info!(job = %whose.job, attempt = whose.number, outcome = verdict.outcome.as_str(), "stored from the spool");
-                count_finish(&finished, verdict.outcome);
+                count_finish(&finished, verdict.outcome, About { job: whose.job, attempt: whose.number, provider: None });
                 failpoint!("spool.stored");
                 spool.stored(&name).await;
                 failpoint!("spool.removed");

@@ -93,7 +93,8 @@ pub(super) async fn conclude(
         let (job, provider, reason) = (attempt.job, &attempt.lane.slot.name, &verdict.reason);
         tracing::warn!(%job, attempt = attempt.number, provider, reason, "an attempt is unknown; nothing else begins for its key");
     }
-    count_finish(&finished, verdict.outcome);
+    let about = About { job: attempt.job, attempt: attempt.number, provider: Some(&attempt.lane.slot.name) };
+    count_finish(&finished, verdict.outcome, about);
     match finished {
         Finished::Recorded { job: JobState::Pending } | Finished::Repeated { job: JobState::Pending, .. } => {
             if verdict.next.is_none() {
@@ -267,8 +268,14 @@ async fn store_until_taken(runtime: &Arc<Inner>, whose: &Whose, verdict: &Verdic
     loop {
         match try_store(runtime, whose, verdict).await {
             Err(error) if error.is_retryable() || error.is_for_permission() => {
+                let (job, attempt) = (whose.job, whose.number);
+                // Once for each result, not for each try.
+                if held.is_none() {
+                    tracing::warn!(%job, attempt, %error, "a result is kept in hand until redis takes it");
+                } else {
+                    tracing::debug!(%job, attempt, %error, "a result is still kept in hand");
+                }
                 held.get_or_insert_with(Held::count);
-                tracing::warn!(job = %whose.job, attempt = whose.number, %error, "a result is kept in hand");
             }
             done => return done,
         }
@@ -380,8 +387,16 @@ async fn settle_ended(runtime: &Inner, whose: &Whose, result: &Body) {
     }
 }
 
-/// Counts what a finish led to.
-pub(crate) fn count_finish(finished: &Finished, outcome: FinishOutcome) {
+/// The attempt that was finished, for the log.
+pub(super) struct About<'a> {
+    pub(super) job: JobId,
+    pub(super) attempt: u32,
+    /// `None` where whoever finishes it does not know.
+    pub(super) provider: Option<&'a str>,
+}
+
+/// Counts what a finish led to, and names a success that came to nothing: it may have been paid for.
+pub(super) fn count_finish(finished: &Finished, outcome: FinishOutcome, about: About<'_>) {
     match finished {
         Finished::Won { was, .. } => {
             metrics::result("won");
@@ -393,6 +408,8 @@ pub(crate) fn count_finish(finished: &Finished, outcome: FinishOutcome) {
         Finished::Discarded { attempt: AttemptState::Discarded, .. } if outcome == FinishOutcome::Succeeded => {
             metrics::result("discarded");
             metrics::late_result();
+            let About { job, attempt, provider } = about;
+            tracing::warn!(%job, attempt, provider, "a success is discarded: its job had ended");
         }
         Finished::Recorded { job } if job.is_ended() => metrics::job_ended(job.as_str()),
         Finished::Recorded { .. } | Finished::Repeated { .. } | Finished::Discarded { .. } | Finished::NotFound => {}

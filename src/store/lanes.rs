@@ -210,7 +210,10 @@ impl Lanes {
     fn rebuild(&self, way: Way, why: &'static str, meanwhile: Meanwhile) {
         let lane = Arc::clone(&self.lanes[way.lane]);
         let Some(mut pause) = lane.succeed(way.generation, meanwhile) else { return };
-        tracing::warn!(why, "a connection to redis is built anew");
+        match meanwhile {
+            Meanwhile::GivenUp => tracing::warn!(why, "a connection to redis is given up; another is being built"),
+            Meanwhile::Serves => tracing::warn!(why, "a connection to redis serves on; another is being built"),
+        }
         let (pool, stop) = (self.pool.clone(), self.stop.clone());
         self.tasks.spawn(async move {
             loop {

@@ -146,7 +146,7 @@ impl Process {
         kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
     }
 
-    fn words(&self) -> String {
+    pub fn words(&self) -> String {
         std::fs::read_to_string(&self.stderr).unwrap()
     }
 
@@ -728,4 +728,23 @@ async fn a_gateway_that_is_not_there_is_given_up_after_a_few_tries() {
     assert_eq!(gone.stderr.matches("sending it again").count(), 1, "{}", gone.stderr);
     run(&["get", NO_JOB, "--gateway", "ftp://127.0.0.1"]).await.expect(2);
     run(&["get", "nonsense"]).await.expect(2);
+    let submit = run(&["submit", "print", "{}", "--key", "k", "--gateway", "http://127.0.0.1:1"]).await.expect(6);
+    assert!(submit.stderr.contains("nothing was submitted or changed"), "{}", submit.stderr);
+}
+
+#[tokio::test]
+async fn a_gateway_is_found_by_its_configuration_unless_it_is_named() {
+    let home = Home::new("[provider.laser]\nadapter = \"simulated\"\n[route.print]\nproviders = [\"laser\"]");
+    let gateway = home.serve(&["--listen", "127.0.0.1:0"]).await;
+    assert!(gateway.words().contains("this gateway's name is "), "{}", gateway.words());
+    let listen = gateway.url.strip_prefix("http://").unwrap();
+    // Whoever asks need not have the providers' credentials.
+    let config = "[provider.laser]\nbase_url = \"http://127.0.0.1:9\"\nauth = { bearer_env = \"NOT_SET_HERE\" }";
+    let asking = Home::new(&format!("[server]\nlisten = {listen:?}\n{config}"));
+    assert!(asking.run(&["list"]).await.expect(0).stderr.contains("no unknown jobs"));
+    let elsewhere = asking.run(&["list", "--gateway", "http://127.0.0.1:1"]).await.expect(6);
+    assert!(elsewhere.stderr.contains("http://127.0.0.1:1"), "{}", elsewhere.stderr);
+    let anywhere = home.run(&["--set", "server.listen=127.0.0.1:0", "list"]).await.expect(2);
+    assert!(anywhere.stderr.contains("--gateway"), "{}", anywhere.stderr);
+    gateway.terminate().await.expect(0);
 }

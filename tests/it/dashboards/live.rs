@@ -191,6 +191,7 @@ async fn every_panel_has_data_from_a_fresh_gateway_under_an_ordinary_load() {
     })
     .await;
     load(&shop).await;
+    assert!(shop.gateway.words().contains("a success is discarded"), "{}", shop.gateway.words());
     the_slow_provider_is_no_overhead(&shop).await;
     for series in MET {
         assert!(shop.says(series).await > 0.0, "{series}");

@@ -62,7 +62,9 @@ impl Verdict {
         for (what, value) in &self.rows {
             let _ = writeln!(text, "  {what:<46} {value}");
         }
-        let _ = writeln!(text, "\n  {:<12} {:<52} {:>7} {:>7} {:>7}", "state", "reason", "0 times", "once", "more");
+        let _ =
+            writeln!(text, "\n  intents by how their jobs ended, and how often the provider executed each: 0 times, once, more");
+        let _ = writeln!(text, "  {:<12} {:<52} {:>7} {:>7} {:>7}", "state", "reason", "0 times", "once", "more");
         for ((state, reason), executed) in &self.ends {
             let [never, once, more] = executed;
             let _ = writeln!(text, "  {state:<12} {reason:<52} {never:>7} {once:>7} {more:>7}");
