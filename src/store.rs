@@ -7,8 +7,8 @@
 //! Cancel safety, for every method here: dropping the future leaves the call undecided, as a lost reply does. Make the same call
 //! again.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use deadpool_redis::{Manager, Pool, Runtime};
@@ -111,6 +111,8 @@ struct Inner {
     lanes: Lanes,
     pool: Pool,
     client: redis::Client,
+    /// What `oj:meta` says which store this is, as it was read last.
+    id: Mutex<Arc<str>>,
     /// Redis' clock minus ours, in ms: hints are written in Redis' time.
     clock_offset_ms: AtomicI64,
     tasks: TaskTracker,
@@ -157,7 +159,8 @@ impl Store {
             .await
             .map_err(|error| connect_error(&error))?;
         let keys = Keys::new(&options.prefix);
-        let inner = Inner { options, keys, lanes, pool, client, clock_offset_ms: AtomicI64::new(0), tasks, stop };
+        let id = Mutex::new(Arc::from(""));
+        let inner = Inner { options, keys, lanes, pool, client, id, clock_offset_ms: AtomicI64::new(0), tasks, stop };
         let store = Store { inner: Arc::new(inner) };
         let checked = store.check().await?;
         store.synchronize_clock().await?;

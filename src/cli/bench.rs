@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use onejob::attempt::AttemptToken;
 use onejob::config::Config;
+use onejob::error::StoreError;
 use onejob::fingerprint::{digest, second_half, sha256};
 use onejob::job::{Body, Class, Identity, JobId, JobState, Key, Owner, Payload, Rules};
 use onejob::policy::{Gate, Plan};
@@ -32,6 +33,9 @@ const OPS_MAX: u64 = 1_000_000;
 const TASKS_MAX: u64 = 10_000;
 /// Longest time of one measurement.
 const SECONDS_MAX: u64 = 600;
+/// How long keys are tried to be taken away, where Redis does not do it at once.
+const FORGET_PATIENCE: Duration = Duration::from_secs(10);
+const FORGET_PAUSE: Duration = Duration::from_millis(200);
 /// How long a whole job may take.
 const JOB_DEADLINE: Duration = Duration::from_secs(30);
 const OWNER: &str = "bench";
@@ -81,7 +85,11 @@ async fn on(
     let prefix = format!("{BENCH_PREFIX}{}", &nonce[..12]);
     let options = StoreOptions { prefix: prefix.clone(), ..assemble::store_options(settings, url) };
     let (store, _) = Store::connect(options).await.or_exit(Exit::Unavailable)?;
-    let open = store.open_hints().await.or_exit(Exit::Unavailable)?;
+    // From here on there is a key: that of the prefix itself.
+    let open = match store.open_hints().await {
+        Ok(open) => open,
+        Err(error) => return Err(Failure::new(Exit::Unavailable, format!("{error}; {}", left(&prefix)))),
+    };
     if open > 0 {
         let message = format!("there are {open} hints of open jobs under {prefix:?}, which must be new");
         return Err(Failure::new(Exit::Usage, message));
@@ -89,6 +97,7 @@ async fn on(
     let stop = CancellationToken::new();
     let bench = Bench {
         store,
+        prefix: prefix.clone(),
         owner: Owner::new(OWNER).expect("the name is visible ASCII"),
         ops: arguments.ops,
         time: Duration::from_secs(arguments.seconds),
@@ -133,13 +142,26 @@ async fn measure(bench: &Arc<Bench>, tasks: usize) -> Result<Vec<Row>, Failure> 
         ("whole job", Kind::WholeJob, 1),
     ] {
         let row = bench.run(name, kind, tasks).await;
-        bench.forget().await?;
-        rows.push(row?);
+        let forgotten = bench.forget().await;
+        match (row, forgotten) {
+            (Ok(row), Ok(())) => rows.push(row),
+            (Err(failure), Ok(())) => return Err(failure),
+            (Ok(_), Err(error)) => return Err(Failure::new(Exit::Unavailable, format!("{error}; {}", left(&bench.prefix)))),
+            (Err(failure), Err(_)) => {
+                let message = format!("{}; {}", failure.error, left(&bench.prefix));
+                return Err(Failure::new(failure.exit, message));
+            }
+        }
         if bench.stop.is_cancelled() {
             break;
         }
     }
     Ok(rows)
+}
+
+/// What whoever reads it has to take away.
+fn left(prefix: &str) -> String {
+    format!("keys that begin with {prefix:?} may be left in redis: delete them")
 }
 
 /// What one operation is.
@@ -155,6 +177,7 @@ enum Kind {
 
 struct Bench {
     store: Store,
+    prefix: String,
     owner: Owner,
     ops: u64,
     time: Duration,
@@ -204,11 +227,23 @@ impl Bench {
         Ok(Row { name, tasks, took, latencies, own, redis: redis.map(|(before, after)| after.saturating_sub(before)) })
     }
 
-    /// Takes away every key of the measurement that has just been made.
-    async fn forget(&self) -> Result<(), Failure> {
-        let issued = self.issued.swap(0, Ordering::Relaxed);
-        let identities = (0..issued).map(|number| self.identity(number));
-        self.store.forget_benchmark(identities).await.or_exit(Exit::Unavailable)
+    /// Takes away every key of the measurement that has just been made, again and again for [`FORGET_PATIENCE`].
+    async fn forget(&self) -> Result<(), StoreError> {
+        let issued = self.issued.load(Ordering::Relaxed);
+        let began = Instant::now();
+        loop {
+            let identities = (0..issued).map(|number| self.identity(number));
+            match self.store.forget_benchmark(identities).await {
+                Ok(()) => {
+                    self.issued.store(0, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Err(error) if error.is_retryable() && began.elapsed() < FORGET_PATIENCE => {
+                    tokio::time::sleep(FORGET_PAUSE).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     fn key(&self, number: u64) -> Key {

@@ -1,6 +1,7 @@
 //! `onejob doctor`: looks for what would keep a gateway from keeping its promises, says what it means and what to do.
 //!
-//! It changes nothing but the note of the schema version, which a first start would write too. Providers are not called.
+//! It changes nothing but the notes of the schema and of the store's name, which a first start would write too. Providers are not
+//! called.
 
 use std::time::{Duration, Instant};
 
@@ -258,16 +259,36 @@ fn check_facts(settings: &Config, facts: &RedisFacts, findings: &mut Vec<Finding
         Some(role) => Finding::bad("role", Exit::Unavailable, role, "a replica takes no jobs: let redis.url lead to the master"),
         None => unsaid("role"),
     });
-    findings.push(match facts.aof_enabled.as_deref() {
-        Some("1") => Finding::good("persistence", "it appends to a file"),
-        Some(_) => Finding::warning(
-            "persistence",
-            "appendonly is off",
-            "jobs since the last snapshot are lost when redis goes down, and may run twice: CONFIG SET appendonly yes",
-        ),
-        None => unsaid("persistence"),
-    });
+    findings.push(persistence(facts).unwrap_or_else(|| unsaid("persistence")));
     findings.push(memory(facts));
+}
+
+/// What outlives a Redis that goes down; `None` if it does not say.
+fn persistence(facts: &RedisFacts) -> Option<Finding> {
+    const CHECK: &str = "persistence";
+    if facts.aof_enabled.as_deref()? != "1" {
+        return Some(Finding::warning(
+            CHECK,
+            "appendonly is off",
+            "jobs since the last snapshot, if it makes any, are lost when redis goes down, and may run twice: \
+             CONFIG SET appendonly yes",
+        ));
+    }
+    Some(match facts.appendfsync.as_deref() {
+        Some("always") => Finding::good(CHECK, "it appends to a file, which is on disk before it answers"),
+        Some("everysec") => Finding::good(CHECK, "it appends to a file, which is on disk after a second"),
+        Some("no") => Finding::warning(
+            CHECK,
+            "it appends to a file, and the system decides when it is on disk",
+            "if the machine goes down, jobs of the last half minute or so may be lost, and may run twice: \
+             CONFIG SET appendfsync everysec",
+        ),
+        Some(_) | None => Finding::warning(
+            CHECK,
+            "it appends to a file, and does not say when it is on disk (CONFIG is denied)",
+            "see that appendfsync is everysec or always",
+        ),
+    })
 }
 
 fn memory(facts: &RedisFacts) -> Finding {

@@ -17,7 +17,7 @@ use crate::metrics;
 use crate::policy::{self, FailoverOn, GateSaid, Next, Try};
 use crate::provider::{Outcome, Response};
 use crate::runtime::attempts::{Running, STORE_PAUSE, STORE_PAUSE_MAX, Work};
-use crate::runtime::spool::{Kept, SPOOL_AFTER};
+use crate::runtime::spool::{Kept, Offer, SPOOL_AFTER, SPOOL_AGAIN};
 use crate::runtime::sweeper;
 use crate::runtime::{Inner, millis};
 use crate::store::{FinishAttempt, Finished, Follow, Hint, Keep, Store, Tell};
@@ -199,6 +199,7 @@ fn one_line(text: &str) -> String {
 async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdict) -> Finished {
     let in_hand = InHand::take(runtime, attempt);
     let whose = attempt.whose();
+    let mut to_spool = ToSpool { runtime, whose: &whose, verdict, offer: Offer::First };
     let mut storing = std::pin::pin!(store_until_taken(runtime, &whose, verdict));
     let at_once = tokio::select! {
         biased;
@@ -209,17 +210,22 @@ async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdic
     let (kept, taken) = match at_once {
         Some(taken) => (None, taken),
         None => {
-            let mut kept = keep(runtime, &whose, verdict).await;
-            let taken = tokio::select! {
-                biased;
-                taken = &mut storing => taken,
-                () = runtime.stopped.cancelled() => {
-                    if kept.is_none() {
-                        // The last chance: room may have come free.
-                        kept = keep(runtime, &whose, verdict).await;
+            let mut kept = to_spool.keep().await;
+            let taken = loop {
+                tokio::select! {
+                    biased;
+                    taken = &mut storing => break taken,
+                    () = runtime.stopped.cancelled() => {
+                        if kept.is_none() {
+                            // The last chance: room may have come free.
+                            kept = to_spool.keep().await;
+                        }
+                        in_hand.give_up(kept);
+                        return Finished::NotFound;
                     }
-                    in_hand.give_up(kept);
-                    return Finished::NotFound;
+                    () = tokio::time::sleep(SPOOL_AGAIN), if kept.is_none() && runtime.spool.is_some() => {
+                        kept = to_spool.keep().await;
+                    }
                 }
             };
             (kept, taken)
@@ -230,7 +236,7 @@ async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdic
         (Ok(Finished::NotFound), kept) => {
             tracing::error!(%job, attempt = number, outcome, "an attempt ended whose job is not in the store any more");
             let worth_it = verdict.outcome == FinishOutcome::Succeeded;
-            let kept = if kept.is_none() && worth_it { keep(runtime, &whose, verdict).await } else { kept };
+            let kept = if kept.is_none() && worth_it { to_spool.keep().await } else { kept };
             if let Some(kept) = kept {
                 kept.orphan().await;
             }
@@ -244,7 +250,7 @@ async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdic
         }
         (Err(error), kept) => {
             tracing::error!(%job, attempt = number, outcome, %error, "a result cannot be stored");
-            let kept = if kept.is_none() { keep(runtime, &whose, verdict).await } else { kept };
+            let kept = if kept.is_none() { to_spool.keep().await } else { kept };
             if let Some(kept) = kept {
                 kept.leave();
             }
@@ -253,11 +259,20 @@ async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdic
     }
 }
 
-/// Writes a verdict into the spool, if there is one.
-async fn keep(runtime: &Inner, whose: &Whose, verdict: &Verdict) -> Option<Kept> {
-    match &runtime.spool {
-        Some(spool) => spool.keep(whose, verdict).await,
-        None => None,
+/// A verdict on its way into the spool: offered until it is there, and told once if it is refused.
+struct ToSpool<'a> {
+    runtime: &'a Inner,
+    whose: &'a Whose,
+    verdict: &'a Verdict,
+    offer: Offer,
+}
+
+impl ToSpool<'_> {
+    /// Writes it down, if there is a spool.
+    async fn keep(&mut self) -> Option<Kept> {
+        let spool = self.runtime.spool.as_ref()?;
+        let offer = std::mem::replace(&mut self.offer, Offer::Again);
+        spool.keep(&self.runtime.store.name(), self.whose, self.verdict, offer).await
     }
 }
 

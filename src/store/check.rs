@@ -1,12 +1,16 @@
 //! What this Redis must be, checked at the start and by `doctor`.
 
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
+
 use redis::Value;
+use uuid::Uuid;
 
 use crate::error::StoreError;
 use crate::metrics;
 use crate::store::record::SCHEMA;
 use crate::store::scripts::Script;
-use crate::store::{Eviction, Store};
+use crate::store::{Eviction, Store, retry};
 
 /// The oldest Redis that has what the scripts need (`SET NX GET`, script flags).
 const VERSION_MIN: (u32, u32) = (7, 0);
@@ -35,6 +39,8 @@ pub struct RedisFacts {
     pub role: Option<String>,
     /// Whether it writes an append-only file: `0` or `1`.
     pub aof_enabled: Option<String>,
+    /// When that file is on disk: `always`, `everysec` or `no`.
+    pub appendfsync: Option<String>,
 }
 
 impl Store {
@@ -58,7 +64,19 @@ impl Store {
             used_memory_bytes: field("used_memory").and_then(|text| text.parse().ok()),
             role: field("role"),
             aof_enabled: field("aof_enabled"),
+            appendfsync: self.setting("appendfsync").await?,
         })
+    }
+
+    /// What Redis is configured to; `None` if it does not say.
+    async fn setting(&self, name: &str) -> Result<Option<String>, StoreError> {
+        let mut get = redis::cmd("CONFIG");
+        get.arg("GET").arg(name);
+        match self.command(get).await {
+            Ok(value) => Ok(redis::from_redis_value::<HashMap<String, String>>(value).ok().and_then(|mut all| all.remove(name))),
+            Err(StoreError::Fatal { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Checks version, schema and eviction.
@@ -93,24 +111,13 @@ impl Store {
             None => warnings.push("redis does not say its maxmemory-policy: make sure that it is noeviction".to_owned()),
         }
         self.check_schema().await?;
+        self.identify().await?;
         Ok(Checked { facts, warnings })
     }
 
     /// Writes the schema if there is none, and refuses another one.
     async fn check_schema(&self) -> Result<(), StoreError> {
-        let meta = self.inner.keys.meta();
-        let mut get = redis::cmd("HGET");
-        get.arg(&meta).arg("schema");
-        let found = match self.command(get.clone()).await? {
-            Value::Nil => {
-                let mut set = redis::cmd("HSETNX");
-                set.arg(&meta).arg("schema").arg(SCHEMA);
-                self.command(set).await?;
-                self.command(get).await?
-            }
-            value => value,
-        };
-        let found: String = redis::from_redis_value(found).map_err(|error| StoreError::fatal("BADREPLY", error))?;
+        let found = self.meta_or("schema", &SCHEMA.to_string()).await?;
         if found == SCHEMA.to_string() {
             return Ok(());
         }
@@ -119,30 +126,98 @@ impl Store {
         Err(StoreError::fatal("SCHEMA", detail))
     }
 
-    /// Runs a script that Redis would refuse if it could not take a new job: out of memory, read-only, unable to persist, busy.
+    /// Reads which store this is, and gives it a name if it has none. A Redis that was wiped gets back the name that its gateways
+    /// know, from the first who asks.
+    pub(crate) async fn identify(&self) -> Result<Arc<str>, StoreError> {
+        let known = self.id();
+        let first = if known.is_empty() { Arc::from(Uuid::new_v4().simple().to_string()) } else { known };
+        let found: Arc<str> = Arc::from(self.meta_or("store", &first).await?);
+        *self.inner.id.lock().unwrap_or_else(PoisonError::into_inner) = found;
+        Ok(self.name())
+    }
+
+    /// Which store this is, and no other has that name: the prefix, and what was drawn when the first gateway started over it.
+    pub(crate) fn name(&self) -> Arc<str> {
+        Arc::from(format!("{}/{}", self.inner.options.prefix, self.id()))
+    }
+
+    fn id(&self) -> Arc<str> {
+        Arc::clone(&self.inner.id.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What the meta key says, which is the first that anybody said. It is written only if it is not there: writing may be refused.
+    async fn meta_or(&self, field: &str, first: &str) -> Result<String, StoreError> {
+        let meta = self.inner.keys.meta();
+        let mut get = redis::cmd("HGET");
+        get.arg(&meta).arg(field);
+        let found = match self.command(get.clone()).await? {
+            Value::Nil => {
+                let mut set = redis::cmd("HSETNX");
+                set.arg(&meta).arg(field).arg(first);
+                self.command(set).await?;
+                self.command(get).await?
+            }
+            value => value,
+        };
+        redis::from_redis_value(found).map_err(|error| StoreError::fatal("BADREPLY", error))
+    }
+
+    /// Does what Redis would refuse if it could not take a new job: out of memory, read-only, unable to persist, busy, or not
+    /// allowed to this user. A `PING` would not tell.
     ///
-    /// It names a job that never exists, so it writes nothing. A `PING` would not tell.
+    /// A script that writes, and each command of a job, all of them about what never exists: nothing is written, and no key is
+    /// left.
     ///
     /// # Errors
     /// What a submit would meet.
     pub async fn canary(&self) -> Result<(), StoreError> {
         let absent = [0_u8; 16];
-        let mut command = redis::cmd("EVALSHA");
-        command.arg(Script::ReopenJob.sha1());
+        let mut script = redis::cmd("EVALSHA");
+        script.arg(Script::ReopenJob.sha1());
         let arguments = |command: &mut redis::Cmd| {
             command.arg(1).arg(self.inner.keys.canary()).arg(&absent[..]);
             command.arg("canary").arg("onejob").arg("canary").arg(1).arg(0);
         };
-        arguments(&mut command);
-        match self.command(command).await {
-            Err(StoreError::Fatal { code, .. }) if code == "NOSCRIPT" => {
-                let mut command = redis::cmd("EVAL");
-                command.arg(Script::ReopenJob.code());
-                arguments(&mut command);
-                self.command(command).await.map(drop)
+        arguments(&mut script);
+        let mut commands = self.commands_of_a_job();
+        commands.push(script);
+        for value in self.commands(commands).await? {
+            match value {
+                Value::ServerError(error) if retry::is_noscript(&error) => {
+                    let mut whole = redis::cmd("EVAL");
+                    whole.arg(Script::ReopenJob.code());
+                    arguments(&mut whole);
+                    self.command(whole).await?;
+                }
+                Value::ServerError(error) => return Err(retry::of_server(&error)),
+                _ => {}
             }
-            answered => answered.map(drop),
         }
+        Ok(())
+    }
+
+    /// Every command that a job needs from its submit to its end, by itself or in a script, each so that it changes nothing.
+    fn commands_of_a_job(&self) -> Vec<redis::Cmd> {
+        const MEMBER: &str = "canary";
+        let keys = &self.inner.keys;
+        let (record, due, done) = (keys.canary(), keys.due_canary(), keys.done_canary());
+        let command = |words: &[&str]| {
+            let mut command = redis::cmd(words[0]);
+            command.arg(&words[1..]);
+            command
+        };
+        vec![
+            command(&["TIME"]),
+            command(&["GET", &record]),
+            // `XX`: only if it is there.
+            command(&["SET", &record, "", "XX", "PX", "1"]),
+            command(&["PEXPIRE", &record, "1"]),
+            command(&["PERSIST", &record]),
+            command(&["ZADD", &due, "XX", "0", MEMBER]),
+            command(&["ZSCORE", &due, MEMBER]),
+            command(&["ZREM", &due, MEMBER]),
+            command(&["PUBLISH", &done, ""]),
+        ]
     }
 }
 

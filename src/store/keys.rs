@@ -39,14 +39,24 @@ impl Keys {
         format!("{}:done:{{{shard:02x}}}", self.prefix)
     }
 
-    /// The schema: HASH.
+    /// The schema, and which store this is: HASH.
     pub(crate) fn meta(&self) -> String {
         format!("{}:meta", self.prefix)
     }
 
-    /// A key that never exists, for the canary.
+    /// A record that never exists, for the canary.
     pub(crate) fn canary(&self) -> String {
         format!("{}:canary", self.prefix)
+    }
+
+    /// A hint that never exists, for the canary.
+    pub(crate) fn due_canary(&self) -> String {
+        format!("{}:due:{{canary}}", self.prefix)
+    }
+
+    /// A channel that nobody listens to, for the canary.
+    pub(crate) fn done_canary(&self) -> String {
+        format!("{}:done:{{canary}}", self.prefix)
     }
 
     /// What a record's key looks like to SCAN.

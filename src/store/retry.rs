@@ -15,6 +15,9 @@ pub(crate) const TRIES_MAX: u32 = 3;
 /// The pause before a call is sent again; doubles.
 pub(crate) const PAUSE: Duration = Duration::from_millis(20);
 
+/// How Redis says inside of a script what it calls `NOPERM` outside.
+const DENIED_IN_SCRIPT: [&str; 2] = ["The user executing the script can't run this command", "ACL failure in script"];
+
 /// So many times the response timeout, and no further try begins: a caller fails fast while Redis is away.
 pub(crate) const PATIENCE: u32 = 2;
 
@@ -44,6 +47,8 @@ pub(crate) fn of_server(error: &ServerError) -> StoreError {
         "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" => Refusal::Cluster,
         // A script met the limit before its first line; Redis 7.0 wraps some of these refusals.
         _ if detail.contains("OOM ") || detail.contains("used memory > 'maxmemory'") => Refusal::Oom,
+        // A script ran into what its user may not do: the older and the newer words for it.
+        "ERR" if DENIED_IN_SCRIPT.iter().any(|words| detail.contains(words)) => return StoreError::fatal("NOPERM", detail),
         _ => return StoreError::fatal(code, detail),
     };
     StoreError::NotExecuted { code: refusal, detail }
@@ -63,4 +68,20 @@ pub(crate) fn of_connection(error: &RedisError) -> StoreError {
         return of_server(&server);
     }
     StoreError::Ambiguous { detail: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::store::testing::Fixture;
+
+    /// Redis calls it `ERR` there; whoever gives the permission back makes the same call succeed.
+    #[tokio::test]
+    async fn what_a_script_may_not_do_is_a_missing_permission() {
+        let fixture = Fixture::start().await;
+        fixture.query::<()>(&["ACL", "SETUSER", "default", "-get"]).await;
+        let refused = fixture.store.read_job(fixture.identity("k")).await.err().expect("it may not read");
+        assert!(refused.is_for_permission(), "{refused}");
+        fixture.query::<()>(&["ACL", "SETUSER", "default", "+@all"]).await;
+        fixture.store.read_job(fixture.identity("k")).await.expect("a reply");
+    }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::support::Redis;
+use crate::support::{Redis, until};
 
 /// Longer than it takes, also on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -36,6 +36,44 @@ async fn a_benchmark_measures_every_operation_and_leaves_a_redis_as_it_was() {
         assert!(row["p99_ms"].as_f64() >= row["p50_ms"].as_f64(), "{row}");
     }
     assert_eq!(redis.command::<Vec<String>>(&["KEYS", "*"]).await, ["somebody:else"]);
+}
+
+/// Whoever cannot take away what was made says what it is called.
+#[tokio::test]
+async fn a_benchmark_that_cannot_tidy_up_names_its_keys() {
+    let redis = Redis::start().await;
+    let () = redis.command(&["ACL", "SETUSER", "default", "-unlink"]).await;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_onejob"));
+    command.args(["bench", "--ops", "10", "--tasks", "2", "--set", &format!("redis.url={}", redis.url())]);
+    command.env_remove("ONEJOB_CONFIG").stdin(Stdio::null()).kill_on_drop(true);
+    let output = tokio::time::timeout(DEADLINE, command.output()).await.expect("it ends").unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(6), "{told}");
+    let keys = redis.keys().await;
+    let meta = keys.iter().find(|key| key.ends_with(":meta")).unwrap();
+    assert!(told.contains(meta.trim_end_matches(":meta")), "{meta}: {told}");
+}
+
+/// After a failover, say: what was made is taken away a little later.
+#[tokio::test]
+async fn a_benchmark_whose_redis_fails_meanwhile_still_tidies_up() {
+    let redis = Redis::start().await;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_onejob"));
+    command.args(["bench", "--ops", "1000000", "--seconds", "60", "--tasks", "2"]);
+    command.args(["--set", &format!("redis.url={}", redis.url())]);
+    command.env_remove("ONEJOB_CONFIG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    let mut bench = command.spawn().unwrap();
+    until("it has begun", async || redis.command::<u64>(&["DBSIZE"]).await > 20).await;
+    let () = redis.command(&["REPLICAOF", "127.0.0.1", "1"]).await;
+    until("its tidying is refused", async || {
+        let info: String = redis.command(&["INFO", "commandstats"]).await;
+        info.lines().any(|line| line.starts_with("cmdstat_unlink:") && !line.contains("rejected_calls=0,"))
+    })
+    .await;
+    let () = redis.command(&["REPLICAOF", "NO", "ONE"]).await;
+    let status = tokio::time::timeout(DEADLINE, bench.wait()).await.expect("it ends").unwrap();
+    assert_eq!(status.code(), Some(6));
+    assert_eq!(redis.keys().await, Vec::<String>::new());
 }
 
 #[tokio::test]

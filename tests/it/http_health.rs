@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
+use crate::cli::onejob;
 use crate::http_support::Site;
-use crate::support::until;
+use crate::support::{Redis, until};
 
 #[tokio::test]
 async fn health_needs_no_credential() {
@@ -35,6 +36,54 @@ async fn readiness_fails_when_no_job_could_be_taken_though_redis_answers() {
     let () = site.redis.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
     anybody.get("/readyz").await.is(200);
     site.alice().submit("print", "k", "{}").await.is(202);
+}
+
+/// Each command of a submit may be denied by itself; a script that needs none of them still runs.
+#[tokio::test]
+async fn readiness_and_the_doctor_know_every_command_that_a_submit_needs() {
+    let site = Site::start().await;
+    let anybody = site.client("");
+    let url = format!("redis.url={}", site.redis.url());
+    let doctor = async || {
+        let mut command = onejob();
+        command.args(["--json", "--set", &url, "doctor"]);
+        command.output().await.unwrap()
+    };
+    assert!(doctor().await.status.success());
+    for denied in ["get", "set", "time", "zadd", "zscore", "zrem", "pexpire", "persist", "publish"] {
+        let () = site.redis.command(&["ACL", "SETUSER", "default", &format!("-{denied}")]).await;
+        let problem = anybody.get("/readyz").await.problem(503, "not-ready");
+        assert_eq!(problem["reason"], "NOPERM", "{denied}");
+        let output = doctor().await;
+        let told = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(6), "{denied}: {told}");
+        assert!(told.contains("NOPERM") && told.contains(denied), "{denied}: {told}");
+        let () = site.redis.command(&["ACL", "SETUSER", "default", "+@all"]).await;
+        anybody.get("/readyz").await.is(200);
+    }
+    let canary = |key: &String| key.contains("canary");
+    assert!(!site.redis.keys().await.iter().any(canary), "none is left");
+}
+
+#[tokio::test]
+async fn the_doctor_tells_when_what_redis_appends_is_on_disk() {
+    let redis = Redis::start().await;
+    let url = format!("redis.url={}", redis.url());
+    for (appendonly, appendfsync, verdict, words) in [
+        ("no", "everysec", "warning", "appendonly is off"),
+        ("yes", "no", "warning", "the system decides when"),
+        ("yes", "everysec", "good", "after a second"),
+        ("yes", "always", "good", "before it answers"),
+    ] {
+        let () = redis.command(&["CONFIG", "SET", "appendfsync", appendfsync]).await;
+        let () = redis.command(&["CONFIG", "SET", "appendonly", appendonly]).await;
+        let output = onejob().args(["--json", "--set", &url, "doctor"]).output().await.unwrap();
+        let doctor: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let findings = doctor["findings"].as_array().unwrap();
+        let finding = findings.iter().find(|finding| finding["check"] == "persistence").unwrap();
+        assert_eq!(finding["verdict"], verdict, "{finding}");
+        assert!(finding["found"].as_str().unwrap().contains(words), "{finding}");
+    }
 }
 
 /// Cases 29 and 30: what was claimed before is still told.

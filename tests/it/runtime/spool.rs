@@ -15,11 +15,17 @@ use onejob::store::{Store, StoreOptions};
 use tempfile::TempDir;
 
 use super::{Setup, Shop, ended, settled, states, submission, until};
+use crate::support::until_within;
 
 const MIB: u64 = 1 << 20;
 
 fn spooling(setup: &mut Setup, dir: &Path) {
     setup.options.spool = Some(SpoolOptions { dir: dir.to_owned(), bytes_max: MIB });
+}
+
+/// A directory that nobody else may enter.
+fn closed() -> TempDir {
+    tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o700)).tempdir().unwrap()
 }
 
 /// The files of a directory whose names end so, sorted.
@@ -76,7 +82,7 @@ async fn result(runtime: &Runtime, id: JobId) -> Response {
 #[tokio::test]
 async fn a_result_that_redis_did_not_take_is_stored_by_the_next_gateway() {
     let shop = Shop::open().await;
-    let (home, dir) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (home, dir) = (closed(), closed());
     let spool = dir.path().join("made/spool");
     let options = PrivateRedisOptions { data_dir: home.path().to_owned(), server: None };
     let redis = PrivateRedis::start(options.clone()).await.unwrap();
@@ -123,7 +129,7 @@ async fn a_result_that_redis_did_not_take_is_stored_by_the_next_gateway() {
 #[tokio::test]
 async fn a_refusal_is_stored_by_the_next_gateway_too() {
     let shop = Shop::open().await;
-    let dir = TempDir::new().unwrap();
+    let dir = closed();
     let runtime = shop.gateway_with(|setup| spooling(setup, dir.path())).await;
     shop.inkjet.set_behaviour("queue=300ms,refuse_status=400").unwrap();
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
@@ -142,7 +148,7 @@ async fn a_refusal_is_stored_by_the_next_gateway_too() {
 async fn a_result_that_redis_takes_soon_never_touches_the_disk() {
     let (handle, _counting) = counted();
     let shop = Shop::open().await;
-    let dir = TempDir::new().unwrap();
+    let dir = closed();
     let runtime = shop.gateway_with(|setup| spooling(setup, dir.path())).await;
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
     ended(&runtime, id).await;
@@ -157,7 +163,7 @@ async fn a_result_that_redis_takes_soon_never_touches_the_disk() {
 async fn a_result_in_the_spool_is_still_tried_from_memory() {
     let (handle, _counting) = counted();
     let shop = Shop::open().await;
-    let dir = TempDir::new().unwrap();
+    let dir = closed();
     let runtime = shop.gateway_with(|setup| spooling(setup, dir.path())).await;
     shop.inkjet.set_behaviour("delay=300ms").unwrap();
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
@@ -178,7 +184,7 @@ async fn a_result_in_the_spool_is_still_tried_from_memory() {
 async fn files_that_nobody_can_read_are_put_aside_and_stop_no_other() {
     let (handle, _counting) = counted();
     let shop = Shop::open().await;
-    let dir = TempDir::new().unwrap();
+    let dir = closed();
     let ids = in_the_spool(&shop, dir.path(), &["cut", "flipped", "foreign", "whole"]).await;
     let file_of =
         |id: JobId| files(dir.path(), ".verdict").into_iter().find(|file| file.to_str().unwrap().contains(&id.to_string()));
@@ -204,7 +210,7 @@ async fn files_that_nobody_can_read_are_put_aside_and_stop_no_other() {
 #[tokio::test]
 async fn a_file_that_nobody_finished_is_taken_over_once_it_is_old() {
     let shop = Shop::open().await;
-    let dir = TempDir::new().unwrap();
+    let dir = closed();
     let ids = in_the_spool(&shop, dir.path(), &["old", "young"]).await;
     for (id, age) in [(ids[0], 120), (ids[1], 0)] {
         let file =
@@ -223,7 +229,7 @@ async fn a_file_that_nobody_finished_is_taken_over_once_it_is_old() {
 async fn a_verdict_without_a_job_is_kept_for_a_person() {
     let (handle, _counting) = counted();
     let shop = Shop::open().await;
-    let dir = TempDir::new().unwrap();
+    let dir = closed();
     let ids = in_the_spool(&shop, dir.path(), &["lost", "there"]).await;
     shop.redis.command::<i64>(&["DEL", &format!("oj:{{{}}}", ids[0].identity())]).await;
     let next = shop.gateway_with(|setup| spooling(setup, dir.path())).await;
@@ -243,7 +249,7 @@ async fn a_verdict_without_a_job_is_kept_for_a_person() {
 async fn beyond_its_limit_the_spool_takes_nothing_and_the_result_stays_in_memory() {
     let (handle, _counting) = counted();
     let shop = Shop::open().await;
-    let dir = TempDir::new().unwrap();
+    let dir = closed();
     fs::write(dir.path().join("for-a-person.verdict.bad"), vec![0; 1000]).unwrap();
     let limit = |setup: &mut Setup| setup.options.spool = Some(SpoolOptions { dir: dir.path().to_owned(), bytes_max: 1000 });
     let runtime = shop.gateway_with(limit).await;
@@ -262,7 +268,7 @@ async fn beyond_its_limit_the_spool_takes_nothing_and_the_result_stays_in_memory
 #[tokio::test]
 async fn a_result_that_fits_nowhere_is_counted_as_lost_when_the_gateway_stops() {
     let shop = Shop::open().await;
-    let dir = TempDir::new().unwrap();
+    let dir = closed();
     let limit = |setup: &mut Setup| setup.options.spool = Some(SpoolOptions { dir: dir.path().to_owned(), bytes_max: 10 });
     let runtime = shop.gateway_with(limit).await;
     shop.inkjet.set_behaviour("delay=300ms").unwrap();
@@ -280,7 +286,7 @@ async fn a_result_that_fits_nowhere_is_counted_as_lost_when_the_gateway_stops() 
 async fn two_gateways_over_one_directory_store_each_result_once() {
     let (handle, _counting) = counted();
     let shop = Shop::open().await;
-    let dir = TempDir::new().unwrap();
+    let dir = closed();
     let keys: Vec<String> = (0..20).map(|order| format!("order-{order}")).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let ids = in_the_spool(&shop, dir.path(), &keys).await;
@@ -305,7 +311,7 @@ async fn two_gateways_over_one_directory_store_each_result_once() {
 #[tokio::test]
 async fn a_result_that_the_store_refuses_for_good_stays_in_the_spool() {
     let shop = Shop::open().await;
-    let dir = TempDir::new().unwrap();
+    let dir = closed();
     let runtime = shop.gateway_with(|setup| spooling(setup, dir.path())).await;
     shop.inkjet.set_behaviour("delay=300ms").unwrap();
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
@@ -325,7 +331,7 @@ async fn a_result_that_the_store_refuses_for_good_stays_in_the_spool() {
 #[tokio::test]
 async fn a_result_from_the_spool_wins_although_its_attempt_became_unknown() {
     let shop = Shop::open().await;
-    let dir = TempDir::new().unwrap();
+    let dir = closed();
     let change = |setup: &mut Setup| {
         spooling(setup, dir.path());
         setup.options = RuntimeOptions {
@@ -353,7 +359,7 @@ async fn a_result_from_the_spool_wins_although_its_attempt_became_unknown() {
 #[tokio::test]
 async fn a_spool_that_cannot_be_written_is_no_start() {
     let shop = Shop::open().await;
-    let dir = TempDir::new().unwrap();
+    let dir = closed();
     let file = dir.path().join("a-file");
     fs::write(&file, "").unwrap();
     for bad in [file.clone(), file.join("spool"), PathBuf::from("/proc/spool")] {
@@ -364,5 +370,130 @@ async fn a_spool_that_cannot_be_written_is_no_start() {
         let told = error.to_string();
         assert!(told.starts_with(&format!("cannot use the spool directory {}: making it: ", bad.display())), "{told}");
         assert!(told.contains("os error"), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn a_result_that_the_spool_refused_is_written_once_there_is_room() {
+    let (handle, _counting) = counted();
+    let shop = Shop::open().await;
+    let dir = closed();
+    let bad = dir.path().join("for-a-person.verdict.bad");
+    fs::write(&bad, vec![0; 1000]).unwrap();
+    let limit = |setup: &mut Setup| setup.options.spool = Some(SpoolOptions { dir: dir.path().to_owned(), bytes_max: 1000 });
+    let runtime = shop.gateway_with(limit).await;
+    shop.inkjet.set_behaviour("delay=300ms").unwrap();
+    runtime.submit(submission("order-1", "{}")).await.unwrap();
+    until("the call is at the provider", async || shop.inkjet.ledger().received == 1).await;
+    refuse(&shop).await;
+    until("the spool refuses it", async || handle.render().contains("onejob_spooled_total{fate=\"refused\"} 1")).await;
+    fs::remove_file(&bad).unwrap();
+    // A scan sees that there is room; then it is offered again.
+    let within = Duration::from_secs(60);
+    until_within(within, "it is in the spool", async || files(dir.path(), ".verdict").len() == 1).await;
+    counts(&handle, "onejob_spooled_total{fate=\"refused\"} 1").await;
+    counts(&handle, "onejob_spooled_total{fate=\"written\"} 1").await;
+}
+
+/// A directory may be shared by gateways over two stores: both default to the same one where they are started.
+#[tokio::test]
+async fn a_verdict_of_another_store_is_left_to_its_own_gateways() {
+    let (handle, _counting) = counted();
+    let (shop, stranger) = (Shop::open().await, Shop::open().await);
+    let dir = closed();
+    let ids = in_the_spool(&shop, dir.path(), &["order-1"]).await;
+    let other_prefix = |setup: &mut Setup| {
+        spooling(setup, dir.path());
+        setup.store.prefix = "other".to_owned();
+    };
+    let strangers = [stranger.gateway_with(|setup| spooling(setup, dir.path())).await, shop.gateway_with(other_prefix).await];
+    for (number, other) in strangers.into_iter().enumerate() {
+        // Files are looked at in order; this one is the last.
+        let last = dir.path().join(format!("zz-{number}.verdict"));
+        fs::write(&last, "").unwrap();
+        until_within(Duration::from_secs(60), "the directory was looked through", async || !last.exists()).await;
+        other.shutdown(Duration::ZERO).await;
+    }
+    assert_eq!((files(dir.path(), ".verdict").len(), files(dir.path(), ".orphan").len()), (1, 0));
+    counts(&handle, "onejob_spool_results 0").await;
+    let next = shop.gateway_with(|setup| spooling(setup, dir.path())).await;
+    assert_eq!(ended(&next, ids[0]).await.state, JobState::Succeeded);
+}
+
+/// What a gateway writes after its Redis was wiped is for the jobs that were made since.
+#[tokio::test]
+async fn a_store_that_was_wiped_under_a_gateway_gets_its_name_back() {
+    let shop = Shop::open().await;
+    let dir = closed();
+    let _runtime = shop.gateway_with(|setup| spooling(setup, dir.path())).await;
+    let name = async || shop.redis.command::<Option<String>>(&["HGET", "oj:meta", "store"]).await;
+    let before = name().await;
+    assert!(before.is_some());
+    shop.redis.command::<()>(&["FLUSHALL"]).await;
+    until_within(Duration::from_secs(60), "it has its name again", async || name().await == before).await;
+}
+
+/// Out of memory Redis takes endings without a blob; one with a blob must not stand in their way.
+#[tokio::test]
+async fn a_large_result_that_is_refused_stops_no_small_one() {
+    let shop = Shop::open().await;
+    let dir = closed();
+    let runtime = shop.gateway_with(|setup| spooling(setup, dir.path())).await;
+    let large = r#"{"simulate":"delay=500ms,size=20000"}"#;
+    let large = runtime.submit(submission("large", large)).await.unwrap().job.id;
+    let small = runtime.submit(submission("small", r#"{"simulate":"delay=500ms"}"#)).await.unwrap().job.id;
+    until("the calls are at the provider", async || shop.inkjet.ledger().received == 2).await;
+    refuse(&shop).await;
+    until("all are in the spool", async || files(dir.path(), ".verdict").len() == 2).await;
+    runtime.shutdown(Duration::ZERO).await;
+    // Files are looked at in order: the large one is the first.
+    let is_large = |file: &PathBuf| file.to_str().unwrap().contains(&large.to_string());
+    let file = files(dir.path(), ".verdict").into_iter().find(is_large).unwrap();
+    fs::rename(file, dir.path().join("0-large.verdict")).unwrap();
+    shop.redis.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    accept(&shop).await;
+    let next = shop.gateway_with(|setup| spooling(setup, dir.path())).await;
+    assert_eq!(ended(&next, small).await.state, JobState::Succeeded);
+    assert!(dir.path().join("0-large.verdict").exists(), "the large one waits");
+    shop.redis.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    assert_eq!(ended(&next, large).await.state, JobState::Succeeded);
+}
+
+/// Reading one would wait for ever, or read what somebody else chose.
+#[tokio::test]
+async fn what_is_no_regular_file_is_put_aside_and_stops_no_other() {
+    let shop = Shop::open().await;
+    let dir = closed();
+    let ids = in_the_spool(&shop, dir.path(), &["order-1"]).await;
+    let fifo = dir.path().join("0-fifo.verdict");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    std::os::unix::fs::symlink("/dev/zero", dir.path().join("0-link.verdict")).unwrap();
+    std::os::unix::fs::symlink(&fifo, dir.path().join("0-link-to-fifo.verdict")).unwrap();
+    fs::create_dir(dir.path().join("0-directory.verdict")).unwrap();
+    let next = shop.gateway_with(|setup| spooling(setup, dir.path())).await;
+    assert_eq!(ended(&next, ids[0]).await.state, JobState::Succeeded);
+    assert_eq!(files(dir.path(), ".verdict.bad").len(), 4);
+}
+
+/// It may hold other people's files, and they may read what is put into it.
+#[tokio::test]
+async fn a_directory_that_others_may_enter_is_no_spool_and_stays_as_it_is() {
+    let shop = Shop::open().await;
+    let dir = closed();
+    for (mode, is_closed) in [(0o755, false), (0o770, false), (0o701, false), (0o1777, false), (0o700, true)] {
+        let shared = dir.path().join(format!("{mode:o}"));
+        fs::create_dir(&shared).unwrap();
+        fs::set_permissions(&shared, fs::Permissions::from_mode(mode)).unwrap();
+        let (store, _) = Store::connect(shop.redis.options()).await.unwrap();
+        let spool = Some(SpoolOptions { dir: shared.clone(), bytes_max: MIB });
+        let started = Runtime::start(store, RuntimeOptions { spool, ..RuntimeOptions::default() }, vec![], vec![]);
+        assert_eq!(started.is_ok(), is_closed, "{mode:o}");
+        if let Err(error) = started {
+            let told = error.to_string();
+            for words in [shared.to_str().unwrap(), &format!("mode {mode:04o}"), "chmod 700", "runtime.spool_dir"] {
+                assert!(told.contains(words), "{words}: {told}");
+            }
+        }
+        assert_eq!(fs::metadata(&shared).unwrap().permissions().mode() & 0o7777, mode);
     }
 }
