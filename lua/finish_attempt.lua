@@ -64,7 +64,7 @@ local winner = text(record[P.completed_by])
 -- The same news again, or, for a success that was judged already, old news.
 local same = was == outcome
   or (outcome == 'succeeded' and was == 'discarded')
-  or (outcome == 'aborted' and was == 'failed' and attempt[A.reason] == 'not_sent')
+  or (outcome == 'aborted' and was == 'failed' and attempt[A.reason] == NOT_SENT)
 if same then
   -- That nobody kept it alive was all that was known; its own holder, late, knows better.
   if attempt[A.reason] == LAPSED and reason ~= LAPSED and (outcome == 'aborted' or outcome == 'unknown') then
@@ -120,7 +120,7 @@ end
 
 -- A definite failure. "aborted" by the holder of an attempt that was meanwhile called unknown is the proof that it failed unsent.
 if outcome == 'aborted' and was == 'unknown' then
-  close(attempt, now, 'failed', 'not_sent')
+  close(attempt, now, 'failed', NOT_SENT)
 else
   close(attempt, now, outcome, reason)
 end

@@ -45,6 +45,7 @@ local ATTEMPT_STATES = {
 }
 
 local LAPSED = 'lease_lapsed'   -- the reason of an attempt that nobody kept alive
+local NOT_SENT = 'not_sent'     -- the reason of one that was unknown until its holder said that nothing was sent
 
 local ECHO = ''        -- what the caller recognizes its reply by; each body sets it
 local JUST_ENDED = false
@@ -201,7 +202,8 @@ end
 local function exhausted(record)
   local touched, aborted = 0, 0
   for _, attempt in ipairs(record[P.attempts]) do
-    if attempt[A.state] ~= 'aborted' then
+    local unsent = attempt[A.state] == 'aborted' or (attempt[A.state] == 'failed' and attempt[A.reason] == NOT_SENT)
+    if not unsent then
       touched = touched + 1
     elseif attempt[A.version] == record[P.version] then
       aborted = aborted + 1

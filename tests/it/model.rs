@@ -130,10 +130,12 @@ impl Job {
     }
 
     fn exhausted(&self) -> bool {
-        let (aborted, touched): (Vec<_>, Vec<_>) =
-            self.attempts.iter().partition(|attempt| attempt.state == AttemptState::Aborted);
-        let aborted = aborted.iter().filter(|attempt| attempt.version == self.version).count();
-        touched.len() >= self.attempts_max || touched.len() + aborted >= self.attempts_max + ABORTED_MAX
+        let is_unsent = |attempt: &&Attempt| {
+            attempt.state == AttemptState::Aborted || (attempt.state == AttemptState::Failed && attempt.reason == "not_sent")
+        };
+        let (unsent, touched): (Vec<_>, Vec<_>) = self.attempts.iter().partition(is_unsent);
+        let unsent = unsent.iter().filter(|attempt| attempt.version == self.version).count();
+        touched.len() >= self.attempts_max || touched.len() + unsent >= self.attempts_max + ABORTED_MAX
     }
 
     fn end(&mut self, state: JobState, reason: &str, now_ms: u64) {
