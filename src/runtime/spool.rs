@@ -491,7 +491,7 @@ fn encode(store: &str, whose: &Whose, verdict: &Verdict) -> Vec<u8> {
 /// What a file holds.
 enum Found {
     /// A verdict for this store.
-    Ours { whose: Whose, verdict: Verdict, bytes: u64 },
+    Ours { whose: Whose, verdict: Box<Verdict>, bytes: u64 },
     /// One for another store.
     Foreign { store: String },
 }
@@ -532,7 +532,7 @@ fn decode(bytes: &[u8], store: &str) -> Result<Found, &'static str> {
         follow: sheet.retry_delay_ms.map_or(Follow::End, |delay_ms| Follow::Retry { delay_ms, hold_ms: 0 }),
         ..Verdict::plain(sheet.outcome, sheet.reason.into_owned())
     };
-    Ok(Found::Ours { whose, verdict, bytes: bytes.len() as u64 })
+    Ok(Found::Ours { whose, verdict: Box::new(verdict), bytes: bytes.len() as u64 })
 }
 
 /// Reads what this program has written, and nothing that waits for somebody or leads elsewhere.

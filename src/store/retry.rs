@@ -79,7 +79,7 @@ mod tests {
     async fn what_a_script_may_not_do_is_a_missing_permission() {
         let fixture = Fixture::start().await;
         fixture.query::<()>(&["ACL", "SETUSER", "default", "-get"]).await;
-        let refused = fixture.store.read_job(fixture.identity("k")).await.err().expect("it may not read");
+        let refused = fixture.store.read_job(fixture.identity("k")).await.expect_err("it may not read");
         assert!(refused.is_for_permission(), "{refused}");
         fixture.query::<()>(&["ACL", "SETUSER", "default", "+@all"]).await;
         fixture.store.read_job(fixture.identity("k")).await.expect("a reply");
