@@ -14,7 +14,7 @@ use crate::job::{Identity, Job, JobId, JobState, Payload, locate};
 use crate::metrics;
 use crate::provider::{Call, Fence, Outcome, Rendered, Request, boottime_ms};
 use crate::runtime::attempts::{self, Pending, Running, Work};
-use crate::runtime::{Inner, Lane, ReadError, Receipt, Replayed, Route, Runtime, Submission, SubmitError, millis};
+use crate::runtime::{Inner, Lane, ReadError, Receipt, Replayed, Route, Runtime, Submission, SubmitError, WaitFor, millis};
 use crate::store::{Begin, Hint, Read, SubmitJob, Submitted, WriteAhead};
 
 /// How long a claim may be on its way: a call gives up before.
@@ -33,6 +33,32 @@ impl Runtime {
     /// Dropping the future stops nothing: the claim is made by a task of its own, and a job that was claimed runs.
     pub async fn submit(&self, submission: Submission) -> Result<Receipt, SubmitError> {
         self.submit_holding(submission, ()).await
+    }
+
+    /// Submits an intent and waits for what comes of it, but no longer than `within`: as [`Runtime::submit`] and then
+    /// [`Runtime::wait`], with two reads less where the job runs here. The receipt has the job as it is then.
+    ///
+    /// # Errors
+    /// See [`SubmitError`]. Where too many wait already, the receipt has the job as it was submitted.
+    ///
+    /// # Cancel safety
+    /// As [`Runtime::submit`].
+    pub async fn submit_and_wait(
+        &self,
+        submission: Submission,
+        wait_for: WaitFor,
+        within: Duration,
+    ) -> Result<Receipt, SubmitError> {
+        let expected = self.expect(&submission.owner, &submission.key);
+        let receipt = self.submit(submission).await?;
+        if wait_for.is_met_by(&receipt.job) {
+            return Ok(receipt);
+        }
+        match self.wait_expected(expected, &receipt, wait_for, within).await {
+            Ok(job) => Ok(Receipt { job, replayed: receipt.replayed }),
+            Err(ReadError::TooManyWaiters { .. }) => Ok(receipt),
+            Err(error) => Err(SubmitError::from_read(error, receipt.job.id)),
+        }
     }
 
     /// Submits, and keeps something until the claim is made or refused, whether or not the caller stays: a body's share of the

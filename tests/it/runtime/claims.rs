@@ -1,8 +1,10 @@
 //! Many submits, one job.
 
+use std::time::Duration;
+
 use onejob::job::JobState;
 use onejob::provider::Request;
-use onejob::runtime::{Replayed, RuntimeOptions, SubmitError};
+use onejob::runtime::{Replayed, RuntimeOptions, SubmitError, WaitFor};
 
 use super::{Shop, ended, settled, submission};
 
@@ -126,4 +128,18 @@ async fn an_unknown_route_is_refused_by_name() {
     let refused = runtime.submit(astray).await.unwrap_err();
     assert_eq!(refused.to_string(), r#"there is no route "scan""#);
     assert!(shop.redis.keys().await.iter().all(|key| key.ends_with("meta")), "nothing was written");
+}
+
+#[tokio::test]
+async fn who_submits_and_waits_is_told_the_end_without_a_read() {
+    let shop = Shop::open().await;
+    let runtime = shop.gateway().await;
+    shop.redis.command::<()>(&["CONFIG", "RESETSTAT"]).await;
+    let receipt = runtime.submit_and_wait(submission("order-1", "{}"), WaitFor::Ended, Duration::from_secs(20)).await.unwrap();
+    assert_eq!((receipt.job.state, receipt.replayed), (JobState::Succeeded, Replayed::No));
+    let stats: String = shop.redis.command(&["INFO", "commandstats"]).await;
+    // Every read asks for the role first.
+    assert!(!stats.contains("cmdstat_role:"), "{stats}");
+    let again = runtime.submit_and_wait(submission("order-1", "{}"), WaitFor::Ended, Duration::from_secs(20)).await.unwrap();
+    assert_eq!((again.job, again.replayed), (receipt.job, Replayed::Yes));
 }
