@@ -274,7 +274,7 @@ pub(crate) async fn drive(
 /// Drives a job that was claimed without an attempt, because there was no room for one.
 pub(crate) async fn drive_pending(runtime: Arc<Inner>, work: Work, holder: AttemptToken, lease_from_ms: u64, _pending: Pending) {
     let left = runtime.fence_ms(lease_from_ms).saturating_sub(boottime_ms());
-    let Some(lane) = lane_of(&runtime, &work, 0) else { return };
+    let Some(lane) = lane_of(&runtime, &work.route, 0) else { return };
     // Past its lease, whoever has room may take the job.
     let Some(room) = runtime.room(&lane, Duration::from_millis(left)).await else { return };
     begin_and_drive(&runtime, work, 0, Some(holder), room, lane).await;
@@ -294,9 +294,7 @@ pub(crate) struct Found {
 /// Whoever held it may have died of it. So the slot is taken before anything is done with its input: an attempt that was `starting`
 /// when its lease lapsed is counted, and after a few the scripts end the job instead of the next gateway.
 pub(crate) async fn adopt(runtime: Arc<Inner>, found: Found, place: usize, room: Room) {
-    let Some(lane) = found.route.providers.get(place).and_then(|name| runtime.providers.get(name)).map(Arc::clone) else {
-        return;
-    };
+    let Some(lane) = lane_of(&runtime, &found.route, place) else { return };
     let began = Instant::now();
     let (token, lease_from_ms) = (AttemptToken::random(), boottime_ms());
     let hint_ms = runtime.store.now_ms() + runtime.lease_ms();
@@ -427,7 +425,7 @@ async fn begin_and_drive(
 pub(crate) async fn race(runtime: Arc<Inner>, beside: Weak<Running>, work: Work) {
     let Some(last) = work.tries.last() else { return };
     let place = work.route.plan.beside(last.provider);
-    let Some(lane) = lane_of(&runtime, &work, place) else { return };
+    let Some(lane) = lane_of(&runtime, &work.route, place) else { return };
     let mut pause = RACE_PAUSE;
     loop {
         let Some(room) = runtime.try_room(&lane) else { return };
@@ -466,8 +464,8 @@ impl Drop for Pending {
     }
 }
 
-fn lane_of(runtime: &Arc<Inner>, work: &Work, place: usize) -> Option<Arc<Lane>> {
-    let name = work.route.providers.get(place)?;
+fn lane_of(runtime: &Inner, route: &Route, place: usize) -> Option<Arc<Lane>> {
+    let name = route.providers.get(place)?;
     runtime.providers.get(name).map(Arc::clone)
 }
 
@@ -481,7 +479,7 @@ async fn begin_next(
 ) -> Option<(Arc<Running>, Rendered, Room)> {
     // Beyond the limit the job is left to whoever has room, a lease after its time has come.
     let _pending = Pending::try_count(runtime)?;
-    let lane = lane_of(runtime, work, place)?;
+    let lane = lane_of(runtime, &work.route, place)?;
     if !delay.is_zero() {
         tokio::select! {
             () = runtime.timers.pause(delay) => {}

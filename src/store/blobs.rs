@@ -25,17 +25,12 @@ pub(crate) enum Keep {
 }
 
 impl Store {
-    /// Whether a body is too large for the record.
-    pub(crate) fn is_apart(&self, body: &[u8]) -> bool {
-        body.len() > self.inner.options.blob_bytes_min
-    }
-
     /// Makes a body fit for the record: small ones as they are, larger ones written as a blob with a grace TTL.
     ///
     /// # Errors
     /// `NotExecuted`, `Ambiguous`: again; a blob that no record names expires by itself.
     pub(crate) async fn put_body(&self, identity: Identity, bytes: Arc<[u8]>) -> Result<Body, StoreError> {
-        if !self.is_apart(&bytes) {
+        if bytes.len() <= self.inner.options.blob_bytes_min {
             return Ok(Body::Inline(bytes));
         }
         let sha256 = sha256(&bytes);
