@@ -13,6 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
 use crate::fingerprint::{Sha256Bytes, sha256};
 use crate::job::JobId;
 
@@ -134,6 +138,59 @@ pub struct Call {
     pub fence: Fence,
     /// When the call must be over: the provider's total timeout or the job's deadline, whichever comes first.
     pub deadline: Instant,
+    /// Whoever wants to hear of the call before it ends.
+    pub told: Telling,
+}
+
+/// What a provider says before its answer is complete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// It took the work on, and this is its own name for it: another gateway can ask by it if this one dies.
+    Accepted {
+        /// The name; never empty.
+        remote_id: String,
+    },
+    /// An answer that comes in parts has begun.
+    Head {
+        /// The HTTP status.
+        status: u16,
+        /// End-to-end headers in order, names lower case.
+        headers: Vec<(String, String)>,
+    },
+    /// The next part of that answer's body.
+    Part(Bytes),
+}
+
+/// Where an adapter tells what comes before the outcome. Bounded: whoever listens slowly slows the call down, and nobody else.
+#[derive(Clone, Debug, Default)]
+pub struct Telling(Option<mpsc::Sender<Told>>);
+
+/// How much may be told and not yet heard.
+const TOLD_AT_ONCE: usize = 16;
+
+impl Telling {
+    /// To somebody who listens.
+    pub fn channel() -> (Self, mpsc::Receiver<Told>) {
+        let (sender, receiver) = mpsc::channel(TOLD_AT_ONCE);
+        (Telling(Some(sender)), receiver)
+    }
+
+    /// To nobody.
+    pub fn nobody() -> Self {
+        Telling(None)
+    }
+
+    /// Whether anybody listens.
+    pub fn is_heard(&self) -> bool {
+        self.0.as_ref().is_some_and(|sender| !sender.is_closed())
+    }
+
+    /// Tells it. That nobody listens any more is no matter.
+    pub async fn tell(&self, told: Told) {
+        if let Some(sender) = &self.0 {
+            let _ = sender.send(told).await;
+        }
+    }
 }
 
 /// A provider's complete answer.
@@ -240,12 +297,50 @@ pub enum Evidence {
 /// An earlier attempt, as the record has it: what a status call needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent {
+    /// The job.
+    pub job_id: JobId,
+    /// The attempt's number, from 1.
+    pub attempt: u32,
     /// The stored URL it was sent to.
     pub url: String,
     /// The provider's own name for the work, `""` if it gave none.
     pub remote_id: String,
     /// The attempt's idempotency key.
     pub idempotency_key: String,
+    /// How long ago it began.
+    pub age: Duration,
+}
+
+/// What a provider can be asked, and for how long its answers mean anything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Abilities {
+    /// Whether [`Provider::status`] asks by the provider's own id.
+    pub status: bool,
+    /// Whether [`Provider::find`] asks by our key.
+    pub find: bool,
+    /// For how long the same key with the same bytes is the same work, counted from the first time; `None`: never.
+    pub replay: Option<Duration>,
+    /// What a cancel means there.
+    pub cancel: CancelSemantics,
+    /// How long after a cancel it was told "canceled" may still turn into a result.
+    pub settle: Duration,
+    /// How long it remembers a finished piece of work; after that its "not found" means nothing.
+    pub retention: Option<Duration>,
+}
+
+/// What a provider's cancel call means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CancelSemantics {
+    /// It has none.
+    #[default]
+    None,
+    /// It stops what has not begun.
+    QueuedOnly,
+    /// It tries; what it says afterwards may change.
+    BestEffort,
+    /// What it says it stopped is stopped.
+    Confirmed,
 }
 
 /// A future that a provider returns.
@@ -265,6 +360,18 @@ pub trait Provider: Send + Sync + 'static {
 
     /// Sends one attempt and waits for its outcome.
     fn submit(&self, call: Call) -> ProviderFuture<'_, Outcome>;
+
+    /// Sends the same attempt again, with the same key and the same bytes: not a new attempt, because this provider does the work
+    /// of a key once. Called only within [`Abilities::replay`]. Only a complete success proves anything.
+    fn replay(&self, call: Call) -> ProviderFuture<'_, Outcome> {
+        drop(call);
+        Box::pin(std::future::ready(Outcome::Unknown { reason: "this provider does not honour keys".to_owned() }))
+    }
+
+    /// What it can be asked.
+    fn abilities(&self) -> Abilities {
+        Abilities::default()
+    }
 
     /// Asks what became of an attempt, by the provider's own id for it.
     fn status(&self, sent: Sent) -> ProviderFuture<'_, Evidence> {

@@ -28,12 +28,14 @@ use crate::metrics;
 use crate::provider::{Request, Response};
 use crate::store::{Read, Store};
 
+mod adopt;
 mod attempts;
 mod outside;
 mod spool;
 mod submit;
 mod sweeper;
 mod timers;
+mod told;
 mod verdict;
 mod waiters;
 mod words;

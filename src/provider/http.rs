@@ -14,20 +14,19 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use http_body::Body as _;
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::Full;
 
-use self::connection::{Connection, Connector, Left, Pool};
+use self::connection::Connector;
+use self::exchange::{Exchange, Exchanged};
 use self::judge::{Answer, Hidden, Judge};
 use crate::config::{ProviderEntry, Timeouts};
-use crate::failpoint::failpoint;
 use crate::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request};
 
 mod connection;
+mod exchange;
 mod judge;
 mod render;
 
@@ -155,13 +154,10 @@ pub enum HttpProblem {
 pub struct HttpProvider {
     name: String,
     render: render::Base,
-    timeouts: Timeouts,
     authorization: Option<HeaderValue>,
     idempotency_header: Option<HeaderName>,
     judge: Judge,
-    result_bytes_max: usize,
-    connector: Connector,
-    pool: Pool,
+    exchange: Exchange,
 }
 
 impl fmt::Debug for HttpProvider {
@@ -190,98 +186,26 @@ impl HttpProvider {
         Ok(HttpProvider {
             name: name.to_owned(),
             render,
-            timeouts: options.timeouts,
             authorization,
             idempotency_header,
             judge: Judge { hidden: Hidden::new(options.bearer.as_deref()), not_executed: options.not_executed },
-            result_bytes_max: options.result_bytes_max,
-            connector,
-            pool: Pool::default(),
+            exchange: Exchange::new(connector, options.timeouts, options.result_bytes_max),
         })
     }
 
     async fn call(&self, call: Call) -> Outcome {
-        let clock = Clock::start(self.timeouts, call.deadline);
         let request = match self.request(&call) {
             Ok(request) => request,
             Err(reason) => return Outcome::NotSent { reason },
         };
-        let mut idle = self.pool.take().await;
-        loop {
-            // An idle connection that turns out to be closed before a byte was handed to it is replaced by a new one, once.
-            let (mut connection, reused) = match idle.take() {
-                Some(connection) => (connection, Reused::Yes),
-                None => match self.connect(&clock).await {
-                    Ok(connection) => (connection, Reused::No),
-                    Err(reason) => return Outcome::NotSent { reason },
-                },
-            };
-            failpoint!("call.connected");
-            if let Err(fenced) = call.fence.check() {
-                return Outcome::NotSent { reason: fenced.to_string() };
-            }
-            connection.gate.arm(call.fence.clone());
-            let head = clock.first_byte(connection.sender.send_request(request.clone())).await;
-            let reason = match head {
-                Ok(Ok(head)) => return self.receive(connection, head, &request, &clock).await,
-                Ok(Err(error)) => lost(&error),
-                Err(timeout) => timeout,
-            };
-            match (connection.gate.shut(), reused) {
-                (Left::MaybeSome, Reused::Yes | Reused::No) => return Outcome::Unknown { reason },
-                (Left::Nothing, Reused::Yes) => {}
-                (Left::Nothing, Reused::No) => {
-                    let reason = call.fence.check().map_or_else(|fenced| fenced.to_string(), |()| reason);
-                    return Outcome::NotSent { reason };
-                }
+        match self.exchange.send(&request, &call.fence, call.deadline).await {
+            Exchanged::NotSent { reason } => Outcome::NotSent { reason },
+            Exchanged::Lost { reason } => Outcome::Unknown { reason },
+            Exchanged::Answered { head, body } => {
+                let answer = Answer { status: head.status, headers: &head.headers, body, method: request.method() };
+                self.judge.judge(answer)
             }
         }
-    }
-
-    async fn connect(&self, clock: &Clock) -> Result<Connection, String> {
-        clock.connect(self.connector.connect()).await?.map_err(|error| format!("connect: {error}"))
-    }
-
-    /// Reads the answer's body and judges the whole.
-    async fn receive(
-        &self,
-        connection: Connection,
-        head: http::Response<hyper::body::Incoming>,
-        request: &http::Request<Full<Bytes>>,
-        clock: &Clock,
-    ) -> Outcome {
-        let (head, mut body) = head.into_parts();
-        let declared = body.size_hint().lower();
-        let mut bytes = Vec::with_capacity(usize::try_from(declared).unwrap_or(usize::MAX).min(BODY_RESERVE_BYTES_MAX));
-        if declared > self.result_bytes_max as u64 {
-            return Outcome::Unknown { reason: self.too_large(head.status) };
-        }
-        loop {
-            let frame = match clock.idle(body.frame()).await {
-                Ok(None) => break,
-                Ok(Some(Ok(frame))) => frame,
-                Ok(Some(Err(_))) => {
-                    let reason = format!("truncated: {}, then {} bytes of a longer body", head.status.as_u16(), bytes.len());
-                    return Outcome::Unknown { reason };
-                }
-                Err(reason) => return Outcome::Unknown { reason },
-            };
-            // What is not data is trailers; they say nothing that is kept.
-            let Ok(data) = frame.into_data() else { continue };
-            if bytes.len() + data.len() > self.result_bytes_max {
-                return Outcome::Unknown { reason: self.too_large(head.status) };
-            }
-            bytes.extend_from_slice(&data);
-        }
-        if connection.gate.shut() == Left::Nothing {
-            return Outcome::NotSent { reason: "reset: the provider answered before it was asked".to_owned() };
-        }
-        self.pool.put(connection);
-        self.judge.judge(Answer { status: head.status, headers: &head.headers, body: bytes, method: request.method() })
-    }
-
-    fn too_large(&self, status: http::StatusCode) -> String {
-        format!("too_large: {} with a body over {} bytes", status.as_u16(), self.result_bytes_max)
     }
 
     /// The request as it is sent: what was rendered, and what names the attempt.
@@ -339,16 +263,6 @@ impl Provider for HttpProvider {
     }
 }
 
-/// Most memory that is reserved on the word of a `content-length`; the rest as it comes.
-const BODY_RESERVE_BYTES_MAX: usize = 1 << 20;
-
-/// Where a connection came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reused {
-    Yes,
-    No,
-}
-
 fn own_header_name(name: &str) -> Result<HeaderName, HttpProblem> {
     let refused = || HttpProblem::Header(name.to_owned());
     let parsed = HeaderName::from_bytes(name.as_bytes()).map_err(|_| refused())?;
@@ -362,64 +276,4 @@ fn authorization(bearer: &str) -> Result<HeaderValue, HttpProblem> {
     let mut value = HeaderValue::from_str(&format!("Bearer {bearer}")).map_err(|_| HttpProblem::Bearer)?;
     value.set_sensitive(true);
     Ok(value)
-}
-
-/// Says in our own words how a connection was lost before the answer's head.
-fn lost(error: &hyper::Error) -> String {
-    let what = if error.is_parse() {
-        "malformed: the answer's head is too large or not HTTP/1.1"
-    } else {
-        "reset: the connection ended before the answer's head"
-    };
-    what.to_owned()
-}
-
-/// The limits of one call's phases. Each phase ends at its own limit or at the call's, whichever comes first.
-struct Clock {
-    timeouts: Timeouts,
-    began: Instant,
-    over: Instant,
-}
-
-impl Clock {
-    fn start(timeouts: Timeouts, deadline: Instant) -> Self {
-        let began = Instant::now();
-        let over = began.checked_add(timeouts.total).map_or(deadline, |total| total.min(deadline));
-        Clock { timeouts, began, over }
-    }
-
-    fn is_over(&self) -> bool {
-        Instant::now() >= self.over
-    }
-
-    async fn connect<F: Future>(&self, phase: F) -> Result<F::Output, String> {
-        self.limit("connect", self.timeouts.connect, phase).await
-    }
-
-    async fn first_byte<F: Future>(&self, phase: F) -> Result<F::Output, String> {
-        self.limit("first_byte", self.timeouts.first_byte, phase).await
-    }
-
-    async fn idle<F: Future>(&self, phase: F) -> Result<F::Output, String> {
-        self.limit("idle", self.timeouts.idle, phase).await
-    }
-
-    async fn limit<F: Future>(&self, name: &str, limit: Duration, phase: F) -> Result<F::Output, String> {
-        let own = Instant::now().checked_add(limit).filter(|own| *own < self.over);
-        let end = own.unwrap_or(self.over);
-        // A call whose time is over does not begin another phase, not even one that would end at once.
-        if self.is_over() {
-            return Err(self.total());
-        }
-        match tokio::time::timeout_at(end.into(), phase).await {
-            Ok(output) => Ok(output),
-            Err(_) if own.is_some() => Err(format!("timeout: {name} after {limit:?}")),
-            Err(_) => Err(self.total()),
-        }
-    }
-
-    fn total(&self) -> String {
-        let limit = Duration::from_millis(u64::try_from((self.over - self.began).as_millis()).unwrap_or(u64::MAX));
-        format!("timeout: total after {limit:?}")
-    }
 }

@@ -17,13 +17,12 @@ use crate::failpoint::failpoint;
 use crate::job::{Body, Class, JobId, Payload};
 use crate::metrics;
 use crate::policy::{FailoverOn, Try};
-use crate::provider::{Call, Fence, Outcome, Rendered, Request, boottime_ms};
-use crate::runtime::sweeper;
+use crate::provider::{Call, Fence, Outcome, Rendered, Request, Telling, boottime_ms};
 use crate::runtime::timers::Timer;
-use crate::runtime::verdict::{self, Verdict, Whose, conclude, try_store};
-use crate::runtime::{Inner, Lane, Route, millis};
+use crate::runtime::verdict::{Verdict, Whose, conclude, try_store};
+use crate::runtime::{Inner, Lane, Route, millis, sweeper, told};
 use crate::store::{
-    Begin, BeginAttempt, Begun, Canceling, Extended, FinishAttempt, Finished, Follow, Marked, Read, SubmitJob, Tell, WriteAhead,
+    Begin, BeginAttempt, Begun, Canceling, Extended, FinishAttempt, Finished, Follow, Read, SubmitJob, Tell, WriteAhead,
     bytes_life,
 };
 
@@ -144,7 +143,7 @@ impl Running {
 
 impl Inner {
     /// Until when an attempt may be sent, whose lease was asked for at this moment.
-    fn fence_ms(&self, lease_from_ms: u64) -> u64 {
+    pub(super) fn fence_ms(&self, lease_from_ms: u64) -> u64 {
         lease_from_ms + millis(self.options.lease.saturating_sub(self.options.lease_margin))
     }
 
@@ -206,7 +205,7 @@ impl Inner {
 }
 
 /// Says of an attempt that nothing was sent for it, and that another may begin after a while.
-async fn give_back(
+pub(super) async fn give_back(
     runtime: &Arc<Inner>,
     job: JobId,
     number: u32,
@@ -252,7 +251,7 @@ pub(crate) async fn drive(
             runtime.timers.set(Timer::Race(Arc::downgrade(&attempt), Box::new(beside)), after).await;
         }
         let called = Instant::now();
-        let outcome = call(&work, &attempt, rendered).await;
+        let outcome = call(&runtime, &work, &attempt, rendered).await;
         failpoint!("call.answered");
         apart += called.elapsed();
         let next = conclude(&runtime, &mut work, &attempt, outcome).await;
@@ -278,131 +277,6 @@ pub(crate) async fn drive_pending(runtime: Arc<Inner>, work: Work, holder: Attem
     // Past its lease, whoever has room may take the job.
     let Some(room) = runtime.room(&lane, Duration::from_millis(left)).await else { return };
     begin_and_drive(&runtime, work, 0, Some(holder), room, lane).await;
-}
-
-/// A pending job that nobody holds, as its record has it.
-pub(crate) struct Found {
-    pub(crate) job: JobId,
-    pub(crate) input: Payload,
-    pub(crate) route: Arc<Route>,
-    pub(crate) tries: Vec<Try>,
-    pub(crate) deadline: Option<Instant>,
-}
-
-/// Goes on with a job that nobody holds.
-///
-/// Whoever held it may have died of it. So the slot is taken before anything is done with its input: an attempt that was `starting`
-/// when its lease lapsed is counted, and after a few the scripts end the job instead of the next gateway.
-pub(crate) async fn adopt(runtime: Arc<Inner>, found: Found, place: usize, room: Room) {
-    let Some(lane) = lane_of(&runtime, &found.route, place) else { return };
-    let began = Instant::now();
-    let (token, lease_from_ms) = (AttemptToken::random(), boottime_ms());
-    let hint_ms = runtime.store.now_ms() + runtime.lease_ms();
-    let begin = BeginAttempt {
-        job: found.job,
-        token,
-        holder: None,
-        lease_ms: runtime.lease_ms(),
-        hint_ms,
-        gateway: &runtime.gateway,
-        begin: Begin::Starting { provider: &lane.slot.name },
-    };
-    let number = match runtime.store.begin_attempt(&begin).await {
-        Ok(Begun::Started { number, .. }) => number,
-        Ok(refused) => {
-            tracing::debug!(job = %found.job, ?refused, "no attempt began");
-            return;
-        }
-        Err(error @ StoreError::Ambiguous { .. }) => {
-            tracing::warn!(job = %found.job, %error, "a beginning is not confirmed; it is not sent");
-            return settle_beginning(&runtime, &begin).await;
-        }
-        Err(error) => {
-            tracing::warn!(job = %found.job, %error, "no attempt began; the sweeper will go on");
-            return;
-        }
-    };
-    failpoint!("adopt.made");
-    metrics::adoption();
-    let slot = Slot { job: found.job, number, token, fence: Fence::until(runtime.fence_ms(lease_from_ms)) };
-    let (work, rendered) = match prepare(&runtime, found, &lane, &slot).await {
-        Ok(prepared) => prepared,
-        Err(reason) => {
-            tracing::warn!(job = %slot.job, provider = lane.slot.name, reason, "an adopted job cannot be sent");
-            // Not at once: it would fare no better here, and another gateway may know more.
-            give_back_surely(&runtime, &slot, &reason, runtime.lease_ms()).await;
-            return;
-        }
-    };
-    failpoint!("adopt.marked");
-    let attempt = Running::new(&runtime, &work, lane, number, token, lease_from_ms, Some(hint_ms));
-    drive(runtime, work, attempt, rendered, room, began).await;
-}
-
-/// The slot that an adopted job's attempt has, before there is anything to send.
-struct Slot {
-    job: JobId,
-    number: u32,
-    token: AttemptToken,
-    fence: Fence,
-}
-
-/// Reads and renders what an adopted job asks for, and writes ahead. An error is the reason why nothing will be sent.
-async fn prepare(runtime: &Inner, found: Found, lane: &Lane, slot: &Slot) -> Result<(Work, Rendered), String> {
-    let Found { job, input, route, tries, deadline } = found;
-    let fenced = || "fenced: the lease ran out while redis was away".to_owned();
-    let read = || runtime.store.body(job.identity(), &input.body);
-    let body = while_ours(slot, read).await.ok_or_else(fenced)?.map_err(|error| format!("input: {error}"))?;
-    let request = Request::from_head(&input.head, body);
-    failpoint!("adopt.render");
-    let rendered = lane.slot.provider.render(&request).map_err(|error| format!("unrenderable: {error}"))?;
-    let hash = rendered.hash();
-    let sent = WriteAhead { url: &rendered.url, request_hash: &hash, certificate: "" };
-    let mark = || runtime.store.mark_running(job, slot.number, slot.token, sent);
-    match while_ours(slot, mark).await.ok_or_else(fenced)? {
-        Ok(Marked::Running { .. } | Marked::Repeated { .. }) => {}
-        Ok(Marked::Fenced { why }) => return Err(format!("fenced: {why}")),
-        Ok(Marked::NotFound) => return Err("fenced: the job is not there any more".to_owned()),
-        Err(error) => return Err(format!("write-ahead: {error}")),
-    }
-    let (request, input) = (Arc::new(request), input.body);
-    let work = Work { job, route, request, input, traceparent: None, tries, deadline, hint_ms: None };
-    Ok((work, rendered))
-}
-
-/// Makes a call to the store, and the same call again while Redis is away and the slot is ours; `None` once it is not.
-async fn while_ours<T, F>(slot: &Slot, mut call: impl FnMut() -> F) -> Option<Result<T, StoreError>>
-where
-    F: Future<Output = Result<T, StoreError>>,
-{
-    let mut pause = STORE_PAUSE;
-    loop {
-        match call().await {
-            Err(error) if error.is_retryable() => tracing::debug!(job = %slot.job, %error, "an adopted job waits for redis"),
-            done => return Some(done),
-        }
-        slot.fence.check().ok()?;
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(STORE_PAUSE_MAX);
-    }
-}
-
-/// Gives a slot back, again and again for a lease: one that is not would count as a gateway that died of its job.
-async fn give_back_surely(runtime: &Arc<Inner>, slot: &Slot, reason: &str, delay_ms: u64) {
-    let until = Instant::now() + runtime.options.lease;
-    let mut pause = STORE_PAUSE;
-    while Instant::now() < until && !runtime.stopped.is_cancelled() {
-        match give_back(runtime, slot.job, slot.number, slot.token, reason, delay_ms).await {
-            Err(error) if error.is_retryable() => tracing::debug!(job = %slot.job, %error, "a slot is not given back yet"),
-            Ok(finished) => {
-                let about = verdict::About { job: slot.job, attempt: slot.number, provider: None };
-                return verdict::count_finish(&finished, FinishOutcome::Aborted, about);
-            }
-            Err(_) => return,
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(STORE_PAUSE_MAX);
-    }
 }
 
 async fn begin_and_drive(
@@ -464,7 +338,7 @@ impl Drop for Pending {
     }
 }
 
-fn lane_of(runtime: &Inner, route: &Route, place: usize) -> Option<Arc<Lane>> {
+pub(super) fn lane_of(runtime: &Inner, route: &Route, place: usize) -> Option<Arc<Lane>> {
     let name = route.providers.get(place)?;
     runtime.providers.get(name).map(Arc::clone)
 }
@@ -568,7 +442,7 @@ async fn begin(
 }
 
 /// A beginning whose reply was lost: the same call tells its number, and then it is given back unsent.
-async fn settle_beginning(runtime: &Arc<Inner>, begin: &BeginAttempt<'_>) {
+pub(super) async fn settle_beginning(runtime: &Arc<Inner>, begin: &BeginAttempt<'_>) {
     let (began, mut pause) = (Instant::now(), STORE_PAUSE);
     while began.elapsed() < SETTLE_MAX && !runtime.stopped.is_cancelled() {
         match runtime.store.begin_attempt(begin).await {
@@ -586,12 +460,13 @@ async fn settle_beginning(runtime: &Arc<Inner>, begin: &BeginAttempt<'_>) {
 }
 
 /// The one call to the provider.
-async fn call(work: &Work, attempt: &Running, rendered: Rendered) -> Outcome {
+async fn call(runtime: &Inner, work: &Work, attempt: &Running, rendered: Rendered) -> Outcome {
     let total = Instant::now() + attempt.lane.slot.total;
     let deadline = work.deadline.map_or(total, |deadline| deadline.min(total));
     if deadline <= Instant::now() {
         return Outcome::NotSent { reason: "deadline: the job's time is over".to_owned() };
     }
+    let (telling, heard) = Telling::channel();
     let call = Call {
         rendered,
         job_id: Some(work.job),
@@ -600,16 +475,20 @@ async fn call(work: &Work, attempt: &Running, rendered: Rendered) -> Outcome {
         traceparent: work.traceparent.clone(),
         fence: attempt.fence.clone(),
         deadline,
+        told: telling,
     };
     // The adapter keeps the deadline; this outer bound is for an adapter that does not.
     let bound = deadline + Duration::from_secs(1);
     // An adapter that panics may have sent something. It must not take the attempt's end with it.
     let submit = AssertUnwindSafe(attempt.lane.slot.provider.submit(call)).catch_unwind();
-    match tokio::time::timeout_at(bound.into(), submit).await {
-        Ok(Ok(outcome)) => outcome,
-        Ok(Err(_)) => Outcome::Unknown { reason: "panic: the adapter panicked".to_owned() },
-        Err(_) => Outcome::Unknown { reason: "timeout: the adapter did not keep its deadline".to_owned() },
-    }
+    let bounded = async {
+        match tokio::time::timeout_at(bound.into(), submit).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) => Outcome::Unknown { reason: "panic: the adapter panicked".to_owned() },
+            Err(_) => Outcome::Unknown { reason: "timeout: the adapter did not keep its deadline".to_owned() },
+        }
+    };
+    told::hear(runtime, attempt, bounded, heard).await
 }
 
 /// Extends an attempt's lease, and sets the timer for the next time.

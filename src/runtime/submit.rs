@@ -12,7 +12,7 @@ use crate::failpoint::failpoint;
 use crate::fingerprint::{Fingerprinted, HalfBytes, Sha256Bytes, fingerprint};
 use crate::job::{Identity, Job, JobId, JobState, Payload, locate};
 use crate::metrics;
-use crate::provider::{Call, Fence, Outcome, Rendered, Request, boottime_ms};
+use crate::provider::{Call, Fence, Outcome, Rendered, Request, Telling, boottime_ms};
 use crate::runtime::attempts::{self, Pending, Running, Work};
 use crate::runtime::{Inner, Lane, ReadError, Receipt, Replayed, Route, Runtime, Submission, SubmitError, WaitFor, millis};
 use crate::store::{Begin, Hint, Read, SubmitJob, Submitted, WriteAhead};
@@ -267,6 +267,7 @@ impl Runtime {
             traceparent: None,
             fence: Fence::until(u64::MAX),
             deadline: Instant::now() + lane.slot.total,
+            told: Telling::nobody(),
         };
         Ok(lane.slot.provider.submit(call).await)
     }

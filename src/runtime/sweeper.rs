@@ -17,7 +17,7 @@ use crate::failpoint::failpoint;
 use crate::job::{Identity, Job, JobState, SHARDS};
 use crate::metrics;
 use crate::policy::{self, Next};
-use crate::runtime::attempts::{self, Found};
+use crate::runtime::adopt::{self, Found};
 use crate::runtime::{Inner, millis};
 use crate::store::{HasBlobs, Hint, Read, Ticked};
 
@@ -286,7 +286,7 @@ async fn adopt(runtime: &Arc<Inner>, job: &Job) -> Result<u64, StoreError> {
         tries,
         deadline: remaining.map(|remaining| Instant::now() + remaining),
     };
-    runtime.work.spawn(attempts::adopt(Arc::clone(runtime), found, place, room));
+    runtime.work.spawn(adopt::adopt(Arc::clone(runtime), found, place, room));
     Ok(later)
 }
 

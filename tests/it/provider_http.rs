@@ -11,7 +11,7 @@ use onejob::config::{ProviderEntry, Timeouts};
 use onejob::job::JobId;
 use onejob::provider::http::{HttpOptions, HttpProblem, HttpProvider};
 use onejob::provider::simulated::{Keys, Simulated, SimulatedOptions};
-use onejob::provider::{Call, Fence, Outcome, Provider, Request, Response};
+use onejob::provider::{Call, Fence, Outcome, Provider, Request, Response, Telling};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
@@ -57,6 +57,7 @@ pub fn call(provider: &HttpProvider) -> Call {
         traceparent: None,
         fence: Fence::until(u64::MAX),
         deadline: Instant::now() + Duration::from_secs(30),
+        told: Telling::nobody(),
     }
 }
 

@@ -1,0 +1,195 @@
+//! One request handed to the network at most once, and what came back.
+//!
+//! The word on what was sent is the gate's (`connection.rs`), never an error's kind. What a complete answer *means* is not decided
+//! here but in `judge.rs`.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body::Body as _;
+use http_body_util::{BodyExt as _, Full};
+
+use super::connection::{Connection, Connector, Left, Pool};
+use crate::config::Timeouts;
+use crate::failpoint::failpoint;
+use crate::provider::Fence;
+
+/// Most memory that is reserved on the word of a `content-length`; the rest as it comes.
+const BODY_RESERVE_BYTES_MAX: usize = 1 << 20;
+
+/// Where a connection came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reused {
+    Yes,
+    No,
+}
+
+/// What came of a request.
+pub(super) enum Exchanged {
+    /// Not one byte of it left.
+    NotSent {
+        /// Why.
+        reason: String,
+    },
+    /// It may have arrived, and there is no complete answer.
+    Lost {
+        /// Why.
+        reason: String,
+    },
+    /// A complete answer, as its framing says.
+    Answered {
+        /// Status and headers.
+        head: http::response::Parts,
+        /// The whole body.
+        body: Vec<u8>,
+    },
+}
+
+/// Requests to one origin.
+pub(super) struct Exchange {
+    connector: Connector,
+    pool: Pool,
+    timeouts: Timeouts,
+    result_bytes_max: usize,
+}
+
+impl Exchange {
+    pub(super) fn new(connector: Connector, timeouts: Timeouts, result_bytes_max: usize) -> Self {
+        Exchange { connector, pool: Pool::default(), timeouts, result_bytes_max }
+    }
+
+    /// Sends a request and reads its whole answer.
+    pub(super) async fn send(&self, request: &http::Request<Full<Bytes>>, fence: &Fence, deadline: Instant) -> Exchanged {
+        let clock = Clock::start(self.timeouts, deadline);
+        let mut idle = self.pool.take().await;
+        loop {
+            // An idle connection that turns out to be closed before a byte was handed to it is replaced by a new one, once.
+            let (mut connection, reused) = match idle.take() {
+                Some(connection) => (connection, Reused::Yes),
+                None => match self.connect(&clock).await {
+                    Ok(connection) => (connection, Reused::No),
+                    Err(reason) => return Exchanged::NotSent { reason },
+                },
+            };
+            failpoint!("call.connected");
+            if let Err(fenced) = fence.check() {
+                return Exchanged::NotSent { reason: fenced.to_string() };
+            }
+            connection.gate.arm(fence.clone());
+            let head = clock.first_byte(connection.sender.send_request(request.clone())).await;
+            let reason = match head {
+                Ok(Ok(head)) => return self.receive(connection, head, &clock).await,
+                Ok(Err(error)) => lost(&error),
+                Err(timeout) => timeout,
+            };
+            match (connection.gate.shut(), reused) {
+                (Left::MaybeSome, Reused::Yes | Reused::No) => return Exchanged::Lost { reason },
+                (Left::Nothing, Reused::Yes) => {}
+                (Left::Nothing, Reused::No) => {
+                    let reason = fence.check().map_or_else(|fenced| fenced.to_string(), |()| reason);
+                    return Exchanged::NotSent { reason };
+                }
+            }
+        }
+    }
+
+    async fn connect(&self, clock: &Clock) -> Result<Connection, String> {
+        clock.connect(self.connector.connect()).await?.map_err(|error| format!("connect: {error}"))
+    }
+
+    /// Reads the answer's body.
+    async fn receive(&self, connection: Connection, head: http::Response<hyper::body::Incoming>, clock: &Clock) -> Exchanged {
+        let (head, mut body) = head.into_parts();
+        let declared = body.size_hint().lower();
+        let mut bytes = Vec::with_capacity(usize::try_from(declared).unwrap_or(usize::MAX).min(BODY_RESERVE_BYTES_MAX));
+        if declared > self.result_bytes_max as u64 {
+            return Exchanged::Lost { reason: self.too_large(head.status) };
+        }
+        loop {
+            let frame = match clock.idle(body.frame()).await {
+                Ok(None) => break,
+                Ok(Some(Ok(frame))) => frame,
+                Ok(Some(Err(_))) => {
+                    let reason = format!("truncated: {}, then {} bytes of a longer body", head.status.as_u16(), bytes.len());
+                    return Exchanged::Lost { reason };
+                }
+                Err(reason) => return Exchanged::Lost { reason },
+            };
+            // What is not data is trailers; they say nothing that is kept.
+            let Ok(data) = frame.into_data() else { continue };
+            if bytes.len() + data.len() > self.result_bytes_max {
+                return Exchanged::Lost { reason: self.too_large(head.status) };
+            }
+            bytes.extend_from_slice(&data);
+        }
+        if connection.gate.shut() == Left::Nothing {
+            return Exchanged::NotSent { reason: "reset: the provider answered before it was asked".to_owned() };
+        }
+        self.pool.put(connection);
+        Exchanged::Answered { head, body: bytes }
+    }
+
+    fn too_large(&self, status: http::StatusCode) -> String {
+        format!("too_large: {} with a body over {} bytes", status.as_u16(), self.result_bytes_max)
+    }
+}
+
+/// Says in our own words how a connection was lost before the answer's head.
+fn lost(error: &hyper::Error) -> String {
+    let what = if error.is_parse() {
+        "malformed: the answer's head is too large or not HTTP/1.1"
+    } else {
+        "reset: the connection ended before the answer's head"
+    };
+    what.to_owned()
+}
+
+/// The limits of one call's phases. Each phase ends at its own limit or at the call's, whichever comes first.
+struct Clock {
+    timeouts: Timeouts,
+    began: Instant,
+    over: Instant,
+}
+
+impl Clock {
+    fn start(timeouts: Timeouts, deadline: Instant) -> Self {
+        let began = Instant::now();
+        let over = began.checked_add(timeouts.total).map_or(deadline, |total| total.min(deadline));
+        Clock { timeouts, began, over }
+    }
+
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.over
+    }
+
+    async fn connect<F: Future>(&self, phase: F) -> Result<F::Output, String> {
+        self.limit("connect", self.timeouts.connect, phase).await
+    }
+
+    async fn first_byte<F: Future>(&self, phase: F) -> Result<F::Output, String> {
+        self.limit("first_byte", self.timeouts.first_byte, phase).await
+    }
+
+    async fn idle<F: Future>(&self, phase: F) -> Result<F::Output, String> {
+        self.limit("idle", self.timeouts.idle, phase).await
+    }
+
+    async fn limit<F: Future>(&self, name: &str, limit: Duration, phase: F) -> Result<F::Output, String> {
+        let own = Instant::now().checked_add(limit).filter(|own| *own < self.over);
+        let end = own.unwrap_or(self.over);
+        // A call whose time is over does not begin another phase, not even one that would end at once.
+        if self.is_over() {
+            return Err(self.total());
+        }
+        match tokio::time::timeout_at(end.into(), phase).await {
+            Ok(output) => Ok(output),
+            Err(_) if own.is_some() => Err(format!("timeout: {name} after {limit:?}")),
+            Err(_) => Err(self.total()),
+        }
+    }
+
+    fn total(&self) -> String {
+        let limit = Duration::from_millis(u64::try_from((self.over - self.began).as_millis()).unwrap_or(u64::MAX));
+        format!("timeout: total after {limit:?}")
+    }
+}
