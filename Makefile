@@ -1,12 +1,12 @@
 # onejob: every command of the house. `make` alone shows this list. Needs Rust (rust-version in Cargo.toml) and, for packages, apt-get.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-bench run test lint fmt unit series doc deny tools advisories storm faults bench
+.PHONY: help setup setup-run setup-bench run test lint fmt unit series doc deny tools advisories storm faults bench duplicates-report peers
 CARGO_DENY_VERSION := 0.20.2
 # Tests kill gateways at these points. What is run, and what is released, is built without.
 POINTS := --features failpoints
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: setup-run  ## set everything up, then show what onejob is for and serve on until Ctrl-C
 	cargo run -- demo
@@ -48,6 +48,14 @@ storm: setup-run  ## some minutes of load on three gateways while everything bre
 
 faults: setup-run  ## each fault of Redis for half a minute: what clients see, as a table; or for ONEJOB_FAULT_SECONDS
 	cargo test $(POINTS) --test it -- --ignored --nocapture --exact redis_faults::every_fault_for_half_a_minute
+
+duplicates-report: setup-run  ## the table of the D series: what clients were told, how often the provider executed, how it ended
+	cargo test --quiet $(POINTS) --test it -- --ignored --nocapture --exact duplicates::the_duplicates_report
+
+peers: setup-run  ## the same failures through openai-python, LiteLLM's proxy and onejob: executions side by side; needs python3 and a network
+	cargo build --quiet
+	@test -x target/peers/bin/litellm || { python3 -m venv target/peers && target/peers/bin/pip -q install -r benches/peers/requirements.txt; }
+	target/peers/bin/python benches/peers/compare.py --onejob target/debug/onejob --json target/peers.json
 
 doc:  ## the documentation's examples, and its links
 	cargo test --doc $(POINTS)

@@ -22,7 +22,7 @@ mod describe;
 mod secret;
 mod sources;
 
-pub use crate::policy::{FailoverOn, Gate, TCP_USER_TIMEOUT};
+pub use crate::policy::{FailoverOn, Gate, LINGER_MAX, TCP_USER_TIMEOUT};
 pub use secret::{RedisUrl, Secret};
 pub use sources::{Environment, Sources};
 
@@ -491,6 +491,9 @@ pub struct Timeouts {
     /// All of it.
     #[serde(with = "humantime_serde")]
     pub total: Duration,
+    /// How long after that a late answer is still listened for. The attempt is unknown meanwhile; a late success settles it.
+    #[serde(with = "humantime_serde")]
+    pub linger: Duration,
 }
 
 impl Default for Timeouts {
@@ -500,6 +503,7 @@ impl Default for Timeouts {
             first_byte: Duration::from_secs(120),
             idle: Duration::from_secs(20),
             total: Duration::from_secs(120),
+            linger: Duration::from_secs(120),
         }
     }
 }
@@ -515,6 +519,8 @@ struct WrittenTimeouts {
     idle: Option<Duration>,
     #[serde(with = "humantime_serde")]
     total: Option<Duration>,
+    #[serde(with = "humantime_serde")]
+    linger: Option<Duration>,
 }
 
 impl From<WrittenTimeouts> for Timeouts {
@@ -527,6 +533,7 @@ impl From<WrittenTimeouts> for Timeouts {
             first_byte: written.first_byte.unwrap_or(total),
             idle: written.idle.unwrap_or(default.idle.min(total)),
             total,
+            linger: written.linger.unwrap_or(total),
         }
     }
 }

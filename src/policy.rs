@@ -21,6 +21,8 @@ pub const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
 /// How long TCP waits for an acknowledgement before it gives a connection up: part of the quarantine.
 pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(20);
+/// The longest that a late answer is listened for: it holds a connection and a permit.
+pub const LINGER_MAX: Duration = Duration::from_secs(3600);
 /// The statuses that can be refusals.
 const STATUSES: RangeInclusive<u16> = 400..=599;
 

@@ -150,6 +150,12 @@ pub enum Told {
         /// The name; never empty.
         remote_id: String,
     },
+    /// Its time is over, and it may have happened: the attempt is unknown from now on. The call listens on for a late answer, which
+    /// is the outcome if it comes.
+    Overdue {
+        /// Why, without secrets.
+        reason: String,
+    },
     /// An answer that comes in parts has begun.
     Head {
         /// The HTTP status.

@@ -13,8 +13,8 @@ use http::{HeaderName, HeaderValue, Uri};
 use super::secret::without_credentials;
 use super::sources::{Environment, Read, shorten};
 use super::{
-    ATTEMPTS_MAX, Adapter, Document, Effects, Executors, NAME_BYTES_MAX, PROVIDERS_MAX, Problem, ProviderEntry, ROUTES_MAX,
-    Redis, Role, Route, Runtime, Secret, Server, quarantine_min,
+    ATTEMPTS_MAX, Adapter, Document, Effects, Executors, LINGER_MAX, NAME_BYTES_MAX, PROVIDERS_MAX, Problem, ProviderEntry,
+    ROUTES_MAX, Redis, Role, Route, Runtime, Secret, Server, quarantine_min,
 };
 use crate::job::{Class, Owner};
 
@@ -483,6 +483,10 @@ impl Checker<'_> {
                 let what = format!("it is longer than the whole call may take, total = {}", shown(timeouts.total));
                 self.refuse(&key, Some(&shown(value)), what, "shorten it, or lengthen total");
             }
+        }
+        if timeouts.linger > LINGER_MAX {
+            let what = format!("it is longer than {}, the limit", shown(LINGER_MAX));
+            self.refuse(&format!("{key}.linger"), Some(&shown(timeouts.linger)), what, "shorten it; 0s listens for nothing");
         }
     }
 

@@ -198,7 +198,7 @@ impl HttpProvider {
             Ok(request) => request,
             Err(reason) => return Outcome::NotSent { reason },
         };
-        match self.exchange.send(&request, &call.fence, call.deadline).await {
+        match self.exchange.send(&request, &call.fence, call.deadline, &call.told).await {
             Exchanged::NotSent { reason } => Outcome::NotSent { reason },
             Exchanged::Lost { reason } => Outcome::Unknown { reason },
             Exchanged::Answered { head, body } => {

@@ -78,6 +78,10 @@ pub(crate) struct Running {
     pub(super) input: Body,
     /// How long input and result are kept from the end of the job.
     pub(super) bytes_life: Duration,
+    /// Whether its time is over and its call listens on for a late answer.
+    pub(super) overdue: AtomicBool,
+    /// Whether it is written down as unknown though its call goes on.
+    pub(super) noted_unknown: AtomicBool,
     /// Whether it has ended, and the store is yet to take it.
     pub(super) in_hand: AtomicBool,
     /// Whether somebody asked to cancel its job, as of the last heartbeat.
@@ -127,6 +131,8 @@ impl Running {
             strip_after_ms: if rules.retention_ms < rules.key_life_ms { rules.retention_ms } else { 0 },
             input: work.input.clone(),
             bytes_life: bytes_life(rules),
+            overdue: AtomicBool::new(false),
+            noted_unknown: AtomicBool::new(false),
             in_hand: AtomicBool::new(false),
             canceling: AtomicBool::new(false),
         });
@@ -460,7 +466,7 @@ pub(super) async fn settle_beginning(runtime: &Arc<Inner>, begin: &BeginAttempt<
 }
 
 /// The one call to the provider.
-async fn call(runtime: &Inner, work: &Work, attempt: &Running, rendered: Rendered) -> Outcome {
+async fn call(runtime: &Arc<Inner>, work: &Work, attempt: &Running, rendered: Rendered) -> Outcome {
     let total = Instant::now() + attempt.lane.slot.total;
     let deadline = work.deadline.map_or(total, |deadline| deadline.min(total));
     if deadline <= Instant::now() {
@@ -477,18 +483,10 @@ async fn call(runtime: &Inner, work: &Work, attempt: &Running, rendered: Rendere
         deadline,
         told: telling,
     };
-    // The adapter keeps the deadline; this outer bound is for an adapter that does not.
-    let bound = deadline + Duration::from_secs(1);
     // An adapter that panics may have sent something. It must not take the attempt's end with it.
     let submit = AssertUnwindSafe(attempt.lane.slot.provider.submit(call)).catch_unwind();
-    let bounded = async {
-        match tokio::time::timeout_at(bound.into(), submit).await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(_)) => Outcome::Unknown { reason: "panic: the adapter panicked".to_owned() },
-            Err(_) => Outcome::Unknown { reason: "timeout: the adapter did not keep its deadline".to_owned() },
-        }
-    };
-    told::hear(runtime, attempt, bounded, heard).await
+    let outcome = submit.map(|outcome| outcome.unwrap_or(Outcome::Unknown { reason: "panic: the adapter panicked".to_owned() }));
+    told::hear(runtime, attempt, outcome, heard, deadline).await
 }
 
 /// Extends an attempt's lease, and sets the timer for the next time.

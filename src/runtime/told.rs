@@ -1,31 +1,44 @@
 //! What a provider says of a call before its outcome: heard while the call runs.
 
 use std::pin::pin;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::Receiver;
 
+use crate::policy::LINGER_MAX;
 use crate::provider::{Outcome, Told};
-use crate::runtime::Inner;
 use crate::runtime::attempts::Running;
+use crate::runtime::{Inner, verdict};
 
 /// How long after the outcome what was told before it may take to be heard.
 const LAST_TOLD: Duration = Duration::from_secs(1);
 
+/// How long after its deadline an adapter may say how a call ended. It keeps the deadline itself; this is for one that does not.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// Waits for an outcome, and hears what is told before it.
 pub(super) async fn hear(
-    runtime: &Inner,
+    runtime: &Arc<Inner>,
     attempt: &Running,
     outcome: impl Future<Output = Outcome>,
     heard: Receiver<Told>,
+    deadline: Instant,
 ) -> Outcome {
     let mut listening = pin!(listen(runtime, attempt, heard));
     let mut outcome = pin!(outcome);
     let mut listens = true;
+    let mut bound = deadline + GRACE;
     let outcome = loop {
         tokio::select! {
             outcome = &mut outcome => break outcome,
             () = &mut listening, if listens => listens = false,
+            // One that has said that its time is over listens for a late answer, in its own time.
+            () = tokio::time::sleep_until(bound.into()) => match attempt.overdue.load(Ordering::Relaxed) {
+                true if bound < deadline + LINGER_MAX => bound = deadline + LINGER_MAX,
+                _ => break Outcome::Unknown { reason: "timeout: the adapter did not keep its deadline".to_owned() },
+            },
         }
     };
     if listens {
@@ -35,11 +48,15 @@ pub(super) async fn hear(
     outcome
 }
 
-async fn listen(_runtime: &Inner, attempt: &Running, mut heard: Receiver<Told>) {
+async fn listen(runtime: &Arc<Inner>, attempt: &Running, mut heard: Receiver<Told>) {
     while let Some(told) = heard.recv().await {
         match told {
             Told::Accepted { remote_id } => {
                 tracing::debug!(job = %attempt.job, attempt = attempt.number, remote_id, "the provider took it on");
+            }
+            Told::Overdue { reason } => {
+                attempt.overdue.store(true, Ordering::Relaxed);
+                verdict::overdue(runtime, attempt, &reason).await;
             }
             Told::Head { .. } | Told::Part(_) => {}
         }

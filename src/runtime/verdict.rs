@@ -85,13 +85,19 @@ pub(super) async fn conclude(
     attempt: &Arc<Running>,
     outcome: Outcome,
 ) -> Option<(usize, Duration)> {
-    metrics::attempt(&attempt.lane.slot.name, outcome.word());
+    if attempt.noted_unknown.load(Ordering::Relaxed) {
+        if matches!(outcome, Outcome::Unknown { .. } | Outcome::NotSent { .. }) {
+            // It is written down as unknown, and nothing more is known.
+            return None;
+        }
+    } else {
+        metrics::attempt(&attempt.lane.slot.name, outcome.word());
+    }
     let verdict = judge(runtime, work, attempt, outcome);
     let finished = store_verdict(runtime, attempt, &verdict).await;
     failpoint!("finish.stored");
     if verdict.outcome == FinishOutcome::Unknown {
-        let (job, provider, reason) = (attempt.job, &attempt.lane.slot.name, &verdict.reason);
-        tracing::warn!(%job, attempt = attempt.number, provider, reason, "an attempt is unknown; nothing else begins for its key");
+        warn_unknown(attempt, &verdict.reason);
     }
     let about = About { job: attempt.job, attempt: attempt.number, provider: Some(&attempt.lane.slot.name) };
     count_finish(&finished, verdict.outcome, about);
@@ -109,6 +115,37 @@ pub(super) async fn conclude(
         | Finished::Discarded { .. }
         | Finished::NotFound => None,
     }
+}
+
+/// Writes down that an attempt is unknown, though its call listens on: from now on its key says so, and a late answer settles it.
+pub(super) async fn overdue(runtime: &Arc<Inner>, attempt: &Running, reason: &str) {
+    let verdict = Verdict::plain(FinishOutcome::Unknown, one_line(reason));
+    let mut pause = STORE_PAUSE;
+    loop {
+        match try_store(runtime, &attempt.whose(), &verdict).await {
+            Ok(Finished::Recorded { .. } | Finished::Repeated { .. }) => break,
+            // Somebody else has settled it already.
+            Ok(Finished::Won { .. } | Finished::Discarded { .. } | Finished::NotFound) => return,
+            Err(error) if error.is_retryable() => {
+                tracing::debug!(job = %attempt.job, %error, "unknown, and not written down yet");
+            }
+            Err(error) => {
+                tracing::error!(job = %attempt.job, attempt = attempt.number, %error, "an unknown attempt cannot be written down");
+                return;
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(STORE_PAUSE_MAX);
+    }
+    attempt.noted_unknown.store(true, Ordering::Relaxed);
+    metrics::attempt(&attempt.lane.slot.name, "unknown");
+    warn_unknown(attempt, &verdict.reason);
+    runtime.waiters.wake(attempt.job.identity());
+}
+
+fn warn_unknown(attempt: &Running, reason: &str) {
+    let (job, provider) = (attempt.job, &attempt.lane.slot.name);
+    tracing::warn!(%job, attempt = attempt.number, provider, reason, "an attempt is unknown; nothing else begins for its key");
 }
 
 fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome) -> Verdict {

@@ -639,3 +639,24 @@ fn the_description_tells_each_value_its_origin_and_what_a_job_may_cost() {
     assert_eq!(json["routes"]["print"]["quarantine_ms"], 171_000);
     assert_eq!(json["settings"]["redis"]["prefix"], "shop");
 }
+
+#[test]
+fn a_late_answer_is_listened_for_no_longer_than_the_limit() {
+    let toml = |linger: &str| {
+        format!(
+            r#"
+            [provider.laser]
+            base_url = "http://127.0.0.1:1"
+            timeouts = {{ total = "3s"{linger} }}
+            [route.print]
+            providers = ["laser"]
+            "#
+        )
+    };
+    let linger = |text: &str| given(&toml(text)).load().map(|config| config.provider["laser"].timeouts.linger);
+    assert_eq!(linger("").unwrap(), Duration::from_secs(3), "as long as the call");
+    assert_eq!(linger(", linger = \"0s\"").unwrap(), Duration::ZERO);
+    assert_eq!(linger(", linger = \"1h\"").unwrap(), Duration::from_secs(3600));
+    let refused = linger(", linger = \"3601s\"").unwrap_err().to_string();
+    assert!(refused.contains("provider.laser.timeouts.linger = 1h 1s") && refused.contains("longer than 1h"), "{refused}");
+}

@@ -16,6 +16,7 @@ mod cases;
 mod cli;
 mod config;
 mod dashboards;
+mod duplicates;
 mod fleet;
 mod http_attempts;
 mod http_auth;

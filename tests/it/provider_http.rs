@@ -11,7 +11,7 @@ use onejob::config::{ProviderEntry, Timeouts};
 use onejob::job::JobId;
 use onejob::provider::http::{HttpOptions, HttpProblem, HttpProvider};
 use onejob::provider::simulated::{Keys, Simulated, SimulatedOptions};
-use onejob::provider::{Call, Fence, Outcome, Provider, Request, Response, Telling};
+use onejob::provider::{Call, Fence, Outcome, Provider, Request, Response, Telling, Told};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
@@ -29,6 +29,7 @@ pub fn options(base_url: &str) -> HttpOptions {
         first_byte: Duration::from_secs(10),
         idle: Duration::from_secs(10),
         total: Duration::from_secs(20),
+        linger: Duration::from_secs(20),
     };
     let entry = ProviderEntry { base_url: base_url.to_owned(), timeouts, ..ProviderEntry::default() };
     HttpOptions::from_entry(&entry, None, RESULT_BYTES_MAX)
@@ -663,6 +664,66 @@ async fn each_timeout_after_the_first_byte_is_unknown_and_says_which() {
     }
     let ledger = simulated.ledger();
     assert_eq!((ledger.received, ledger.executed, ledger.answered), (4, 4, 0));
+}
+
+/// What an adapter tells of a call that is over, and what comes of it late.
+async fn late(provider: &HttpProvider, behaviour: &str) -> (Vec<Told>, Outcome) {
+    let (told, mut heard) = Telling::channel();
+    let outcome = provider.submit(Call { told, ..simulate(provider, behaviour) }).await;
+    let mut all = Vec::new();
+    while let Some(told) = heard.recv().await {
+        all.push(told);
+    }
+    (all, outcome)
+}
+
+#[tokio::test]
+async fn a_call_whose_time_is_over_says_so_once_and_listens_for_a_late_answer() {
+    let simulated = simulated().await;
+    let base = options(&simulated.base_url());
+    let ms = Duration::from_millis;
+    for (behaviour, timeouts, reason, word) in [
+        ("delay=400ms", Timeouts { first_byte: ms(150), ..base.timeouts }, "timeout: first_byte after 150ms", "succeeded"),
+        ("delay=400ms", Timeouts { total: ms(150), ..base.timeouts }, "timeout: total after 150ms", "succeeded"),
+        ("slow_body=300ms", Timeouts { idle: ms(100), ..base.timeouts }, "timeout: idle after 100ms", "succeeded"),
+        ("refuse_status=422,delay=400ms", Timeouts { total: ms(150), ..base.timeouts }, "timeout: total after 150ms", "rejected"),
+        ("delay=400ms,drop", Timeouts { total: ms(150), ..base.timeouts }, "timeout: total after 150ms", "unknown"),
+    ] {
+        let provider = HttpProvider::new("laser", HttpOptions { timeouts, ..base.clone() }).unwrap();
+        let (told, outcome) = late(&provider, behaviour).await;
+        assert_eq!(told, [Told::Overdue { reason: reason.to_owned() }], "{behaviour}");
+        assert_eq!(outcome.word(), word, "{behaviour}: {outcome:?}");
+    }
+    assert_eq!(simulated.ledger().received, 5);
+}
+
+#[tokio::test]
+async fn a_late_answer_is_listened_for_no_longer_than_said_and_not_at_all_where_nobody_hears() {
+    let simulated = simulated().await;
+    let base = options(&simulated.base_url());
+    let ms = Duration::from_millis;
+    let timeouts = Timeouts { total: ms(150), linger: ms(200), ..base.timeouts };
+    let provider = HttpProvider::new("laser", HttpOptions { timeouts, ..base.clone() }).unwrap();
+    let begin = Instant::now();
+    let (told, outcome) = late(&provider, "hang").await;
+    assert_eq!((told.len(), outcome.word()), (1, "unknown"));
+    assert!(begin.elapsed() < Duration::from_secs(10));
+    let timeouts = Timeouts { total: ms(150), linger: Duration::ZERO, ..base.timeouts };
+    let provider = HttpProvider::new("laser", HttpOptions { timeouts, ..base }).unwrap();
+    let (told, outcome) = late(&provider, "delay=400ms").await;
+    assert_eq!((told.len(), outcome.word()), (0, "unknown"));
+}
+
+#[tokio::test]
+async fn what_was_not_sent_is_not_listened_for() {
+    // Accepts nothing: the connection hangs in the kernel's queue, and then in nobody's.
+    let listener = TcpSocket::new_v4().unwrap();
+    listener.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let timeouts = Timeouts { connect: Duration::from_millis(200), ..options(&url).timeouts };
+    let provider = HttpProvider::new("laser", HttpOptions { timeouts, ..options(&url) }).unwrap();
+    let (told, outcome) = late(&provider, "succeed").await;
+    assert_eq!((told.len(), outcome.word()), (0, "not_sent"));
 }
 
 #[tokio::test]

@@ -86,6 +86,14 @@ impl Gate {
         }
     }
 
+    /// What has passed so far.
+    pub(super) fn left(&self) -> Left {
+        match &*self.lock() {
+            GateState::Shut | GateState::Armed(_) => Left::Nothing,
+            GateState::Open => Left::MaybeSome,
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, GateState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -12,7 +12,7 @@ use http_body_util::{BodyExt as _, Full};
 use super::connection::{Connection, Connector, Left, Pool};
 use crate::config::Timeouts;
 use crate::failpoint::failpoint;
-use crate::provider::Fence;
+use crate::provider::{Fence, Telling, Told};
 
 /// Most memory that is reserved on the word of a `content-length`; the rest as it comes.
 const BODY_RESERVE_BYTES_MAX: usize = 1 << 20;
@@ -22,6 +22,13 @@ const BODY_RESERVE_BYTES_MAX: usize = 1 << 20;
 enum Reused {
     Yes,
     No,
+}
+
+/// Whether a call that is over listens for a late answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Late {
+    Listens,
+    GivesUp,
 }
 
 /// What came of a request.
@@ -59,8 +66,16 @@ impl Exchange {
     }
 
     /// Sends a request and reads its whole answer.
-    pub(super) async fn send(&self, request: &http::Request<Full<Bytes>>, fence: &Fence, deadline: Instant) -> Exchanged {
-        let clock = Clock::start(self.timeouts, deadline);
+    ///
+    /// Once its time is over though something may have left, that is told, and a late answer is listened for.
+    pub(super) async fn send(
+        &self,
+        request: &http::Request<Full<Bytes>>,
+        fence: &Fence,
+        deadline: Instant,
+        told: &Telling,
+    ) -> Exchanged {
+        let mut clock = Clock::start(self.timeouts, deadline);
         let mut idle = self.pool.take().await;
         loop {
             // An idle connection that turns out to be closed before a byte was handed to it is replaced by a new one, once.
@@ -76,9 +91,16 @@ impl Exchange {
                 return Exchanged::NotSent { reason: fenced.to_string() };
             }
             connection.gate.arm(fence.clone());
-            let head = clock.first_byte(connection.sender.send_request(request.clone())).await;
+            let mut sending = std::pin::pin!(connection.sender.send_request(request.clone()));
+            let mut head = clock.first_byte(&mut sending).await;
+            if let Err(timeout) = &head
+                && connection.gate.left() == Left::MaybeSome
+                && clock.linger(told, timeout).await == Late::Listens
+            {
+                head = clock.first_byte(sending).await;
+            }
             let reason = match head {
-                Ok(Ok(head)) => return self.receive(connection, head, &clock).await,
+                Ok(Ok(head)) => return self.receive(connection, head, clock, told).await,
                 Ok(Err(error)) => lost(&error),
                 Err(timeout) => timeout,
             };
@@ -98,7 +120,13 @@ impl Exchange {
     }
 
     /// Reads the answer's body.
-    async fn receive(&self, connection: Connection, head: http::Response<hyper::body::Incoming>, clock: &Clock) -> Exchanged {
+    async fn receive(
+        &self,
+        connection: Connection,
+        head: http::Response<hyper::body::Incoming>,
+        mut clock: Clock,
+        told: &Telling,
+    ) -> Exchanged {
         let (head, mut body) = head.into_parts();
         let declared = body.size_hint().lower();
         let mut bytes = Vec::with_capacity(usize::try_from(declared).unwrap_or(usize::MAX).min(BODY_RESERVE_BYTES_MAX));
@@ -113,7 +141,11 @@ impl Exchange {
                     let reason = format!("truncated: {}, then {} bytes of a longer body", head.status.as_u16(), bytes.len());
                     return Exchanged::Lost { reason };
                 }
-                Err(reason) => return Exchanged::Lost { reason },
+                Err(reason) if connection.gate.left() == Left::Nothing => return Exchanged::Lost { reason },
+                Err(reason) => match clock.linger(told, &reason).await {
+                    Late::Listens => continue,
+                    Late::GivesUp => return Exchanged::Lost { reason },
+                },
             };
             // What is not data is trailers; they say nothing that is kept.
             let Ok(data) = frame.into_data() else { continue };
@@ -149,13 +181,27 @@ struct Clock {
     timeouts: Timeouts,
     began: Instant,
     over: Instant,
+    late: bool,
 }
 
 impl Clock {
     fn start(timeouts: Timeouts, deadline: Instant) -> Self {
         let began = Instant::now();
         let over = began.checked_add(timeouts.total).map_or(deadline, |total| total.min(deadline));
-        Clock { timeouts, began, over }
+        Clock { timeouts, began, over, late: false }
+    }
+
+    /// The time is over, and what was sent may have happened. Tells it, once, and gives the answer more time if anybody listens.
+    async fn linger(&mut self, told: &Telling, reason: &str) -> Late {
+        if self.late || self.timeouts.linger.is_zero() || !told.is_heard() {
+            return Late::GivesUp;
+        }
+        told.tell(Told::Overdue { reason: reason.to_owned() }).await;
+        self.late = true;
+        let now = Instant::now();
+        self.over = now.checked_add(self.timeouts.linger).unwrap_or(now);
+        (self.timeouts.first_byte, self.timeouts.idle) = (self.timeouts.linger, self.timeouts.linger);
+        Late::Listens
     }
 
     fn is_over(&self) -> bool {
