@@ -303,7 +303,8 @@ async fn d12() -> Row {
     let last = intent.clicked().await;
     assert_eq!((last.status, state(&last)), (202, "unknown"), "{:?}", last.body);
     let id = id(&last);
-    let decision = |word: &str| json!({ "outcome": "failed", "actor": "ops", "reason": "their console shows nothing", "then": "retry", "word": word });
+    let reason = "their console shows nothing";
+    let decision = |word: &str| json!({ "outcome": "failed", "actor": "ops", "reason": reason, "then": "retry", "word": word });
     let path = format!("/v1/jobs/{id}/attempts/1/resolve");
     let resolve = async |word: &str| {
         let key = format!("decision-{word}");
