@@ -636,7 +636,6 @@ fn every_number_and_time_has_limits() {
         ("provider.laser.breaker.open_max", &["29s", "13h"]),
         ("provider.laser.breaker.probe_lease", &["0s", "13h"]),
         ("provider.laser.breaker.statuses", &["[200]", "[429, 429]"]),
-        ("route.print.retry_budget", &["{ percent = 20, per_second = 1 }", "{ min_per_second = 1 }"]),
         ("provider.laser.ca_file", &["/nowhere/ca.pem"]),
         ("provider.laser.behaviour", &["slow"]),
     ] {

@@ -89,6 +89,20 @@ struct Local {
 }
 
 impl Local {
+    /// The report that is to be sent: one that has not arrived, or else what was counted since.
+    fn gather(&mut self, place: &Arc<str>) -> Report {
+        let Local { generation, tally, report, .. } = self;
+        let gathered = report.get_or_insert_with(|| Report {
+            token: AttemptToken::random(),
+            place: Arc::clone(place),
+            generation: *generation,
+            tally: std::mem::take(tally),
+            probe: None,
+            hold: Duration::ZERO,
+        });
+        gathered.clone()
+    }
+
     fn has_untold_failures(&self) -> bool {
         self.tally.failures > 0 || self.report.as_ref().is_some_and(|report| report.tally.failures > 0)
     }
@@ -186,9 +200,10 @@ impl Guard {
         if let Some(answer) = self.at_hand(model) {
             return answer;
         }
-        if self.known().has_untold_failures(model) {
-            // What this gateway saw is told before it asks. That the other report is on its way too does no harm: it is the same.
-            self.report(store).await;
+        let untold = self.known().untold_failures(model);
+        if let Some(report) = untold {
+            // What this gateway saw is told before it asks. That it may be on its way already does no harm: it is the same report.
+            self.report_calls(store, &report).await;
         }
         let (token, asked) = (AttemptToken::random(), Instant::now());
         let admit = AdmitCall {
@@ -349,22 +364,25 @@ impl Guard {
         }
         self.report_hold(store).await;
         for report in self.due() {
-            let asked = Instant::now();
-            if let Some(reported) = self.send(store, &report).await {
-                let mut known = self.known();
-                if let Some(local) = known.breakers.get_mut(&report.place) {
-                    // Another one may be on its way by now.
-                    local.report.take_if(|sent| sent.token == report.token);
-                }
-                known.hear(&report.place, asked, &reported);
-                drop(known);
-                self.speak_of(&report, &reported);
-            }
+            self.report_calls(store, &report).await;
         }
         self.report_permits(store).await;
         if self.breaker.is_some() {
             metrics::breaker_state(&self.provider, self.worst());
         }
+    }
+
+    async fn report_calls(&self, store: &Store, report: &Report) {
+        let asked = Instant::now();
+        let Some(reported) = self.send(store, report).await else { return };
+        let mut known = self.known();
+        if let Some(local) = known.breakers.get_mut(&report.place) {
+            // Another one may be on its way by now.
+            local.report.take_if(|sent| sent.token == report.token);
+        }
+        known.hear(&report.place, asked, &reported);
+        drop(known);
+        self.speak_of(report, &reported);
     }
 
     async fn report_hold(&self, store: &Store) {
@@ -477,17 +495,9 @@ impl Guard {
         let mut due = Vec::new();
         for (place, local) in breakers {
             let renewed = if now < local.used + IN_USE { VIEW_RENEWED } else { VIEW_RENEWED_RARELY };
-            if local.report.is_none() && (local.tally.calls > 0 || now >= local.asked + renewed) {
-                local.report = Some(Report {
-                    token: AttemptToken::random(),
-                    place: Arc::clone(place),
-                    generation: local.generation,
-                    tally: std::mem::take(&mut local.tally),
-                    probe: None,
-                    hold: Duration::ZERO,
-                });
+            if local.report.is_some() || local.tally.calls > 0 || now >= local.asked + renewed {
+                due.push(local.gather(place));
             }
-            due.extend(local.report.clone());
         }
         due
     }
@@ -504,8 +514,12 @@ impl Guard {
 }
 
 impl Known {
-    fn has_untold_failures(&self, model: &Model) -> bool {
-        self.places.get(model).and_then(|place| self.breakers.get(place)).is_some_and(Local::has_untold_failures)
+    /// The report that has to be told before a question about this model is asked.
+    fn untold_failures(&mut self, model: &Model) -> Option<Report> {
+        let Known { places, breakers, .. } = self;
+        let place = places.get(model)?;
+        let local = breakers.get_mut(place).filter(|local| local.has_untold_failures())?;
+        Some(local.gather(place))
     }
 
     fn hear(&mut self, place: &Arc<str>, asked: Instant, reported: &Reported) {

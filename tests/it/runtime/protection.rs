@@ -35,6 +35,9 @@ async fn break_it(shop: &Shop, runtime: &Runtime) -> u64 {
         let id = runtime.submit(submission(&format!("broken-{n}"), "{}")).await.unwrap().job.id;
         assert_eq!(states(&*settled(runtime, id).await), [Unknown]);
     }
+    let code = "local packed = redis.call('HGET', KEYS[1], 'model:') return packed and cmsgpack.unpack(packed)[1] or ''";
+    let stands = async || shop.redis.command::<String>(&["EVAL", code, "1", "oj:guard:{inkjet}"]).await;
+    until("the fleet knows", async || stands().await == "open").await;
     shop.inkjet.ledger().received
 }
 
