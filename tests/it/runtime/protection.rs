@@ -69,6 +69,23 @@ async fn cut_streams_open_the_breaker_of_the_whole_fleet_and_a_job_waits_without
     assert_eq!(shop.inkjet.ledger().received, calls);
 }
 
+/// The price of a closed breaker that costs no question, and its limit.
+#[tokio::test]
+async fn a_gateway_that_believed_a_breaker_closed_knows_better_a_second_later() {
+    let shop = Shop::open().await;
+    let setup = |setup: &mut Setup| protect(setup, "inkjet", |inkjet| inkjet.breaker = Some(breaker(LONG)));
+    let (here, there) = (shop.gateway_with(setup).await, shop.gateway_with(setup).await);
+    let id = there.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    assert_eq!(states(&*ended(&there, id).await), [Succeeded]);
+    let calls = break_it(&shop, &here).await;
+    let opened = Instant::now();
+    shop.inkjet.set_behaviour("succeed").unwrap();
+    until("a second has passed", async || opened.elapsed() >= Duration::from_secs(1)).await;
+    let id = there.submit(submission("order-2", "{}")).await.unwrap().job.id;
+    assert_eq!(ended(&there, id).await.attempts.len(), 0);
+    assert_eq!(shop.inkjet.ledger().received, calls);
+}
+
 #[tokio::test]
 async fn a_job_waits_out_an_open_breaker_and_its_probe_closes_it() {
     let shop = Shop::open().await;
