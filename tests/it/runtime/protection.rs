@@ -77,6 +77,9 @@ async fn a_gateway_that_believed_a_breaker_closed_knows_better_a_second_later() 
     let (here, there) = (shop.gateway_with(setup).await, shop.gateway_with(setup).await);
     let id = there.submit(submission("order-1", "{}")).await.unwrap().job.id;
     assert_eq!(states(&*ended(&there, id).await), [Succeeded]);
+    let code = "local b = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'model:')) return b[10][1] or 0";
+    let told = async || shop.redis.command::<u64>(&["EVAL", code, "1", "oj:guard:{inkjet}"]).await;
+    until("it has told of its success, and was told that all is well", async || told().await == 1).await;
     let calls = break_it(&shop, &here).await;
     let opened = Instant::now();
     shop.inkjet.set_behaviour("succeed").unwrap();
