@@ -12,6 +12,12 @@ local REQUESTS_MAX = 16   -- the last requests that a record remembers
 local ABORTED_MAX = 8     -- attempts that touched no provider, beyond the route's own attempts
 local ATTEMPTS_MAX = 1000   -- attempts of one job that touch a provider, all its reopenings together: a record stays small
 local STARTING_LOST_MAX = 3   -- attempts whose holders died before anything was sent: a gateway each
+local MODELS_MAX = 32     -- breakers of one provider; further models share one
+local REPORTS_MAX = 32    -- the last reports about a provider that are known again
+local LAPSED_MAX = 32     -- lapsed permits that one call takes away
+local SLICES = 10         -- parts of a breaker's window
+local MODEL_IDLE_MS = 600000    -- a closed breaker that nobody asked for so long gives its place to another model
+local GUARD_LIFE_MS = 172800000   -- how long what is known of a provider outlives its last change: longer than any breaker is open
 
 -- The record of a job.
 local P = {
@@ -30,6 +36,11 @@ local L = {
 local A = {
   state = 1, token = 2, provider = 3, gateway = 4, version = 5, started_ms = 6, lease_ms = 7, sequence = 8, ended_ms = 9,
   reason = 10, url = 11, request_hash = 12, certificate = 13, remote_id = 14, model = 15,
+}
+-- One breaker; `calls` and `failures` are lists of SLICES numbers, the newest first.
+local B = {
+  state = 1, generation = 2, run = 3, until_ms = 4, open_ms = 5, probe = 6, probe_lease_ms = 7, seen_ms = 8, slice = 9,
+  calls = 10, failures = 11,
 }
 -- One event: { at_ms, event, attempt, actor, detail }.
 
@@ -368,4 +379,49 @@ local function next_due(record, now)
     at(math.max(record[P.holder_lease_ms], record[P.next_at_ms], now))
   end
   return due
+end
+
+-- A breaker that has seen nothing. Its generation is a time, so that one that was forgotten is never taken for its successor.
+local function new_breaker(now)
+  return { 'closed', now, 0, 0, 0, '', 0, now, 0, {}, {} }
+end
+
+local function unpack_breaker(packed)
+  local ok, breaker = pcall(cmsgpack.unpack, packed)
+  if not ok or type(breaker) ~= 'table' or #breaker ~= B.failures then
+    fault('BADRECORD', 'a breaker is not what this script reads')
+  end
+  return breaker
+end
+
+-- Whether a moment is still to come. One further ahead than anybody can have set it is of a clock that was set back, and is over.
+local function is_ahead(moment, now, longest)
+  return moment > now and moment <= now + longest
+end
+
+-- What a breaker lets pass: "closed" everything, "half_open" one probe, "open" nothing; and how long for, in ms.
+local function standing(breaker, now, probe_lease)
+  if breaker[B.state] == 'closed' then
+    return 'closed', 0
+  end
+  if is_ahead(breaker[B.until_ms], now, breaker[B.open_ms]) then
+    return 'open', breaker[B.until_ms] - now
+  end
+  if breaker[B.probe] ~= '' and is_ahead(breaker[B.probe_lease_ms], now, probe_lease) then
+    return 'half_open', breaker[B.probe_lease_ms] - now
+  end
+  return 'half_open', 0
+end
+
+-- Opens a breaker, never for a shorter time than it is open already. What was admitted before is of another generation.
+local function open_breaker(breaker, now, open)
+  breaker[B.state] = 'open'
+  breaker[B.generation] = math.max(breaker[B.generation] + 1, now)
+  breaker[B.open_ms] = open
+  breaker[B.until_ms] = now + open
+  breaker[B.run] = 0
+  breaker[B.probe] = ''
+  breaker[B.probe_lease_ms] = 0
+  breaker[B.calls] = {}
+  breaker[B.failures] = {}
 end

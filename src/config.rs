@@ -22,7 +22,7 @@ mod describe;
 mod secret;
 mod sources;
 
-pub use crate::policy::{FailoverOn, Gate, LINGER_MAX, TCP_USER_TIMEOUT};
+pub use crate::policy::{Breaker, FailoverOn, Gate, LINGER_MAX, RetryBudget, TCP_USER_TIMEOUT};
 pub use secret::{RedisUrl, Secret};
 pub use sources::{Environment, Sources};
 
@@ -438,8 +438,10 @@ pub struct ProviderEntry {
     pub idempotency: Option<Idempotency>,
     /// Statuses that it swears mean "did nothing".
     pub not_executed: Vec<u16>,
-    /// How much at once.
+    /// How much at once, and how often.
     pub limits: Limits,
+    /// When it is left alone for a while. Absent: never.
+    pub breaker: Option<Breaker>,
     /// A PEM file of the authorities to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
     /// For `simulated`: what it does.
@@ -459,6 +461,7 @@ impl Default for ProviderEntry {
             idempotency: None,
             not_executed: Vec::new(),
             limits: Limits::default(),
+            breaker: None,
             ca_file: None,
             behaviour: None,
         }
@@ -549,17 +552,26 @@ pub struct Idempotency {
     pub ttl: Duration,
 }
 
-/// How much a provider is asked to do at once, by one gateway.
+/// How much a provider is asked to do.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Calls at once.
+    /// Calls at once, by one gateway.
     pub in_flight: usize,
+    /// Calls at once, by the whole fleet. Absent: no limit.
+    pub fleet_in_flight: Option<u32>,
+    /// Calls a second, by the whole fleet. Absent: no limit.
+    pub per_second: Option<f64>,
+    /// Calls that may come at once after a pause. Absent: those of one second.
+    pub burst: Option<u32>,
+    /// How long a 429's `Retry-After` keeps the whole fleet away, at most. Absent: only the job that met it waits.
+    #[serde(with = "humantime_serde")]
+    pub hold_max: Option<Duration>,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { in_flight: 1000 }
+        Limits { in_flight: 1000, fleet_in_flight: None, per_second: None, burst: None, hold_max: None }
     }
 }
 
@@ -646,6 +658,8 @@ pub struct Route {
     /// The delay before the first repetition at the same provider; doubles, with jitter.
     #[serde(with = "humantime_serde")]
     pub backoff: Duration,
+    /// How many further attempts its jobs may begin beside their first ones. Absent: as many as the jobs want.
+    pub retry_budget: Option<RetryBudget>,
     /// Request headers that a proxied request passes on, beside content type, content encoding and accept.
     pub forward_headers: Vec<String>,
 }
@@ -668,6 +682,7 @@ impl Default for Route {
             on_failure: OnFailure::Keep,
             fingerprint_ignore: Vec::new(),
             backoff: Duration::from_millis(200),
+            retry_budget: None,
             forward_headers: Vec::new(),
         }
     }

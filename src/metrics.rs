@@ -57,6 +57,15 @@ pub const SPOOL_RESULTS: &str = "onejob_spool_results";
 /// Files of the spool by fate: `written`, `stored`, `bad`, `orphan`, `refused`.
 pub const SPOOLED: &str = "onejob_spooled_total";
 
+/// What our own protection kept from beginning, by provider and why.
+pub const REFUSED: &str = "onejob_refused_total";
+/// The worst breaker of a provider, as this gateway was told last: 0 closed, 1 half open, 2 open.
+pub const BREAKER_STATE: &str = "onejob_breaker_state";
+/// Breakers that a report of this gateway opened, by provider.
+pub const BREAKERS_OPENED: &str = "onejob_breakers_opened_total";
+/// Permits of the whole fleet that are taken at a provider, as this gateway was told last.
+pub const FLEET_PERMITS: &str = "onejob_fleet_permits";
+
 /// Upper bounds of the histograms, in seconds.
 pub const SECONDS_BUCKETS: [f64; 14] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
@@ -78,6 +87,10 @@ const SCRIPTS: &[&str] = &[
     "reopen_job",
     "read_job",
     "settle_hint",
+    "postpone_job",
+    "admit_call",
+    "report_call",
+    "extend_permits",
 ];
 const ERROR_CLASSES: &[&str] = &["not_executed", "ambiguous", "fatal"];
 const SWEPT: &[&str] = &["aborted", "unknown", "poisoned", "deadline", "stripped", "hint_dropped", "hint_repaired"];
@@ -104,6 +117,8 @@ pub(crate) const OPERATIONS: &[&str] = &[
     "openapi",
     "none",
 ];
+/// What keeps a call from a provider.
+const REFUSED_WHY: &[&str] = &["hold", "breaker", "probe", "permits", "rate", "budget", "store"];
 const STATUS_CLASSES: &[&str] = &["1xx", "2xx", "3xx", "4xx", "5xx"];
 
 /// One metric, as dashboards, alerts and tests know it.
@@ -185,7 +200,7 @@ impl Metric {
 }
 
 /// Every metric, for dashboards and tests, in the order of their names above.
-pub const ALL: [Metric; 22] = [
+pub const ALL: [Metric; 26] = [
     Metric::counter(SUBMITS, "Submits by result.", &[("result", Values::Words(SUBMIT_RESULTS))]),
     Metric::counter(
         ATTEMPTS,
@@ -224,6 +239,22 @@ pub const ALL: [Metric; 22] = [
     Metric::gauge(RESULTS_IN_HAND, "Results in hand that the store was offered and has not taken.", &[]),
     Metric::gauge(SPOOL_RESULTS, "Results that wait in the spool directory.", &[]),
     Metric::counter(SPOOLED, "Files of the spool by fate.", &[("fate", Values::Words(SPOOL_FATES))]),
+    Metric::counter(
+        REFUSED,
+        "What our own protection kept from beginning, by provider and why.",
+        &[("provider", Values::Providers), ("why", Values::Words(REFUSED_WHY))],
+    ),
+    Metric::gauge(
+        BREAKER_STATE,
+        "The worst breaker of a provider as this gateway was told last: 0 closed, 1 half open, 2 open.",
+        &[("provider", Values::Providers)],
+    ),
+    Metric::counter(BREAKERS_OPENED, "Breakers opened by a report of this gateway.", &[("provider", Values::Providers)]),
+    Metric::gauge(
+        FLEET_PERMITS,
+        "Permits of the whole fleet that are taken at a provider, as this gateway was told last.",
+        &[("provider", Values::Providers)],
+    ),
 ];
 
 /// Describes every metric to the recorder. Call once, after installing one and before starting a runtime.
@@ -242,6 +273,10 @@ pub fn describe() {
 pub(crate) fn start_at_zero(providers: &[&str], routes: &[&str]) {
     for metric in ALL.iter().filter(|metric| metric.name != HTTP_REQUESTS) {
         metric.start_at_zero(providers, routes);
+    }
+    for provider in providers {
+        breaker_state(provider, 0);
+        fleet_permits(provider, 0);
     }
     // Gauges that are changed, not set.
     for gauge in [WAITERS, RESULTS_IN_HAND] {
@@ -361,6 +396,23 @@ pub(crate) fn result_let_go() {
 
 pub(crate) fn spool_results(results: usize) {
     gauge!(SPOOL_RESULTS).set(results as f64);
+}
+
+pub(crate) fn refused(provider: &str, why: &'static str) {
+    debug_assert!(REFUSED_WHY.contains(&why), "{why}");
+    counter!(REFUSED, "provider" => provider.to_owned(), "why" => why).increment(1);
+}
+
+pub(crate) fn breaker_state(provider: &str, state: u8) {
+    gauge!(BREAKER_STATE, "provider" => provider.to_owned()).set(f64::from(state));
+}
+
+pub(crate) fn breaker_opened(provider: &str) {
+    counter!(BREAKERS_OPENED, "provider" => provider.to_owned()).increment(1);
+}
+
+pub(crate) fn fleet_permits(provider: &str, permits: u64) {
+    gauge!(FLEET_PERMITS, "provider" => provider.to_owned()).set(permits as f64);
 }
 
 pub(crate) fn spooled(fate: &'static str) {

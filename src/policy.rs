@@ -14,6 +14,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::attempt::{Attempt, AttemptState};
 
+mod protection;
+
+pub use protection::{BUDGET_WINDOW_SECONDS, Breaker, BudgetWindow, Rate, RetryBudget, Taken};
+
 /// Most tries of a job that never got as far as a provider, as the scripts allow beside `attempts_max`.
 pub const UNSENT_MAX: usize = 8;
 /// The longest pause between two attempts at one provider that asked for none.
@@ -214,6 +218,13 @@ impl Plan {
         }
     }
 
+    /// The other providers at which an attempt may begin instead, in order, where our own protection keeps it from this one.
+    pub fn elsewhere(&self, place: usize) -> impl Iterator<Item = usize> + use<> {
+        let open = self.gate == Gate::Off && self.failover_on.contains(&FailoverOn::NotSent);
+        let (providers, others) = (self.providers.max(1), if open { self.providers.max(1) - 1 } else { 0 });
+        (1..=others).map(move |step| (place + step) % providers)
+    }
+
     fn backoff_before(&self, tries_there: usize) -> Duration {
         let doublings = u32::try_from(tries_there.saturating_sub(1)).unwrap_or(u32::MAX).min(16);
         (self.backoff * 2_u32.pow(doublings)).min(BACKOFF_MAX)
@@ -293,6 +304,16 @@ mod tests {
         let plan = plan(2, Gate::Enforce);
         assert_eq!(plan.after(&[not_sent(0)], None, None), begin(0, 200, GateSaid::Denied));
         assert_eq!(plan.after(&[not_sent(0), not_sent(0)], None, None), begin(0, 400, GateSaid::Denied));
+    }
+
+    #[test]
+    fn what_we_keep_from_a_provider_goes_elsewhere_only_where_what_was_not_sent_may() {
+        let elsewhere = |plan: &Plan, place| plan.elsewhere(place).collect::<Vec<_>>();
+        assert_eq!(elsewhere(&plan(3, Gate::Off), 1), [2, 0]);
+        assert_eq!(elsewhere(&plan(1, Gate::Off), 0), [0; 0]);
+        assert_eq!(elsewhere(&plan(3, Gate::Enforce), 0), [0; 0]);
+        let only_busy = Plan { failover_on: vec![FailoverOn::Rejected { status: 429 }], ..plan(3, Gate::Off) };
+        assert_eq!(elsewhere(&only_busy, 0), [0; 0]);
     }
 
     #[test]

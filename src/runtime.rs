@@ -31,6 +31,7 @@ use crate::store::{Read, Store};
 mod adopt;
 mod attempts;
 mod outside;
+mod protection;
 mod spool;
 mod submit;
 mod sweeper;
@@ -41,9 +42,11 @@ mod waiters;
 mod words;
 
 pub use attempts::Drained;
+pub use protection::{Protection, ProviderProtection};
 pub use words::*;
 
 use attempts::{Running, Work};
+use protection::{Budgets, Guard};
 use spool::Spool;
 use timers::Timers;
 use waiters::{First, Seat, Waiters};
@@ -64,6 +67,9 @@ struct Inner {
     gateway: String,
     routes: BTreeMap<String, Arc<Route>>,
     providers: BTreeMap<String, Arc<Lane>>,
+    /// Whether any provider has a guard.
+    guarded: bool,
+    budgets: Budgets,
     jobs: Arc<Semaphore>,
     pending: AtomicUsize,
     /// Places for taking away hints that nobody needs.
@@ -100,6 +106,8 @@ pub(crate) struct Expected(Seat);
 struct Lane {
     slot: ProviderSlot,
     permits: Arc<Semaphore>,
+    /// What the fleet keeps it from, if anything.
+    guard: Option<Arc<Guard>>,
 }
 
 impl Runtime {
@@ -117,7 +125,9 @@ impl Runtime {
             .into_iter()
             .map(|slot| {
                 let permits = Arc::new(Semaphore::new(slot.in_flight_max));
-                (slot.name.clone(), Arc::new(Lane { slot, permits }))
+                let rules = options.protection.providers.get(&slot.name);
+                let guard = rules.and_then(|rules| Guard::new(&slot.name, rules, slot.total, options.lease));
+                (slot.name.clone(), Arc::new(Lane { slot, permits, guard }))
             })
             .collect();
         for route in &routes {
@@ -137,6 +147,8 @@ impl Runtime {
             jobs: Arc::new(Semaphore::new(options.jobs_max)),
             waiters: Waiters::new(store.clone(), options.waiters_max, house.clone(), stopped.clone()),
             routes: routes.into_iter().map(|route| (route.name.clone(), Arc::new(route))).collect(),
+            guarded: providers.values().any(|lane| lane.guard.is_some()),
+            budgets: Budgets::new(&options.protection.retry_budgets),
             providers,
             pending: AtomicUsize::new(0),
             forgetting: Arc::new(Semaphore::new(FORGETTING_MAX)),
@@ -155,6 +167,9 @@ impl Runtime {
         house.spawn(timers::run(Arc::downgrade(&inner), ticking, inner.stopped.clone()));
         house.spawn(sweeper::run(Arc::clone(&inner)));
         house.spawn(waiters::listen(Arc::clone(&inner)));
+        for guard in inner.providers.values().filter_map(|lane| lane.guard.clone()) {
+            house.spawn(protection::run(Arc::clone(&inner), guard));
+        }
         if let Some(spool) = spool {
             house.spawn(spool::run(Arc::clone(&inner), spool));
         }

@@ -29,6 +29,7 @@ mod hints;
 mod keys;
 mod lanes;
 pub mod private_redis;
+mod protection;
 mod record;
 mod reply;
 mod retry;
@@ -44,6 +45,9 @@ pub use calls::*;
 pub use check::{Checked, RedisFacts};
 pub use hints::Hint;
 pub(crate) use hints::Which;
+pub use protection::{
+    AdmitCall, Admitted, BreakerRules, Counted, Failed, Kind, Opened, ProbeOutcome, Refused, ReportCall, Reported, Stands, Tally,
+};
 pub use scripts::Script;
 pub use wake::Wakeups;
 

@@ -4,10 +4,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use onejob::config::{self, Adapter, Config};
-use onejob::policy::Plan;
+use onejob::policy::{Plan, Rate};
 use onejob::provider::http::{HttpOptions, HttpProvider};
 use onejob::provider::simulated::{Keys, Simulated, SimulatedOptions};
-use onejob::runtime::{ProviderSlot, Route, RuntimeOptions, SpoolOptions};
+use onejob::runtime::{Protection, ProviderProtection, ProviderSlot, Route, RuntimeOptions, SpoolOptions};
 use onejob::server::{Owners, RenderMetrics, ServerOptions};
 use onejob::store::{Eviction, StoreOptions};
 
@@ -37,6 +37,28 @@ pub(super) fn runtime_options(config: &Config) -> RuntimeOptions {
         jobs_max: config.runtime.jobs_max,
         waiters_max: config.server.waiters_max,
         spool: spool_options(config),
+        protection: protection(config),
+    }
+}
+
+fn protection(config: &Config) -> Protection {
+    let provider = |(name, entry): (&String, &config::ProviderEntry)| {
+        let limits = &entry.limits;
+        // Those of one second, as the handbook says.
+        let burst = |per_second: f64| limits.burst.unwrap_or_else(|| per_second.ceil().max(1.0) as u32);
+        let rate = limits.per_second.map(|per_second| Rate { per_second, burst: burst(per_second) });
+        let rules = ProviderProtection {
+            fleet_in_flight: limits.fleet_in_flight,
+            rate,
+            breaker: entry.breaker.clone(),
+            hold_max: limits.hold_max,
+        };
+        (name.clone(), rules)
+    };
+    let budget = |(name, route): (&String, &config::Route)| Some((name.clone(), route.retry_budget?));
+    Protection {
+        providers: config.provider.iter().map(provider).collect(),
+        retry_budgets: config.route.iter().filter_map(budget).collect(),
     }
 }
 

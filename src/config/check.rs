@@ -13,8 +13,8 @@ use http::{HeaderName, HeaderValue, Uri};
 use super::secret::without_credentials;
 use super::sources::{Environment, Read, shorten};
 use super::{
-    ATTEMPTS_MAX, Adapter, Document, Effects, Executors, LINGER_MAX, NAME_BYTES_MAX, PROVIDERS_MAX, Problem, ProviderEntry,
-    ROUTES_MAX, Redis, Role, Route, Runtime, Secret, Server, quarantine_min,
+    ATTEMPTS_MAX, Adapter, Breaker, Document, Effects, Executors, LINGER_MAX, Limits, NAME_BYTES_MAX, PROVIDERS_MAX, Problem,
+    ProviderEntry, ROUTES_MAX, Redis, RetryBudget, Role, Route, Runtime, Secret, Server, quarantine_min,
 };
 use crate::job::{Class, Owner};
 
@@ -43,6 +43,17 @@ const HEAD_BYTES_MAX: usize = 1 << 20;
 const HEADERS_MAX: usize = 1000;
 /// Most connections, waiters, jobs or calls at once in one process: each costs some KiB.
 const AT_ONCE_MAX: usize = 1_000_000;
+/// Most calls a second of a provider, and at once after a pause: the fleet asks Redis about each of them.
+const PER_SECOND_MAX: f64 = 1_000_000.0;
+/// Fewest calls a second: one in a day.
+const PER_SECOND_MIN: f64 = 1.0 / 86_400.0;
+/// Longest that a breaker is open, looks back or leaves a probe alone, and that a provider may hold the fleet off: what the fleet
+/// knows of a provider is forgotten after four times as long.
+const PROTECTION_DURATION_MAX: Duration = Duration::from_secs(12 * 3600);
+/// Shortest window of a breaker: it is looked at in ten parts, and reports are gathered for a quarter of a second.
+const WINDOW_MIN: Duration = Duration::from_secs(1);
+/// Most percent of a retry budget: ten further attempts for each first one.
+const PERCENT_MAX: u32 = 1000;
 /// Most multiplexed connections: Redis runs one script at a time.
 const LANES_MAX: usize = 64;
 /// Most connections of the pool: Redis' own `maxclients` is 10,000 for all gateways together.
@@ -412,7 +423,10 @@ impl Checker<'_> {
         for status in provider.not_executed.iter().filter(|status| !(400..=599).contains(*status)) {
             self.refuse(&not_executed, Some(status), "only statuses from 400 to 599 can mean that nothing was done", "remove it");
         }
-        self.number(&format!("{key}.limits.in_flight"), provider.limits.in_flight, 1, AT_ONCE_MAX);
+        self.limits(&format!("{key}.limits"), &provider.limits);
+        if let Some(breaker) = &provider.breaker {
+            self.breaker(&format!("{key}.breaker"), breaker);
+        }
         if let Some(file) = &provider.ca_file
             && let Err(error) = std::fs::File::open(file)
         {
@@ -423,6 +437,70 @@ impl Checker<'_> {
                 "name a PEM file",
             );
         }
+    }
+
+    fn limits(&mut self, key: &str, limits: &Limits) {
+        self.number(&format!("{key}.in_flight"), limits.in_flight, 1, AT_ONCE_MAX);
+        if let Some(fleet) = limits.fleet_in_flight {
+            self.number(&format!("{key}.fleet_in_flight"), fleet as usize, 1, AT_ONCE_MAX);
+        }
+        if let Some(rate) = limits.per_second
+            && !(PER_SECOND_MIN..=PER_SECOND_MAX).contains(&rate)
+        {
+            let what = format!("it must be {PER_SECOND_MIN} (one a day) to {PER_SECOND_MAX}");
+            self.refuse(&format!("{key}.per_second"), Some(&rate), what, "leave it out for no limit");
+        }
+        if let Some(burst) = limits.burst {
+            let key = format!("{key}.burst");
+            self.number(&key, burst as usize, 1, AT_ONCE_MAX);
+            if limits.per_second.is_none() {
+                self.refuse(&key, Some(&burst), "it belongs to per_second, which is not set", "set per_second, or remove it");
+            }
+        }
+        if let Some(hold) = limits.hold_max {
+            self.protection_time(&format!("{key}.hold_max"), hold, DURATION_MIN);
+        }
+    }
+
+    fn breaker(&mut self, key: &str, breaker: &Breaker) {
+        if !(0.0..=1.0).contains(&breaker.ratio) {
+            let what = "it must be 0 (no share opens it) to 1";
+            self.refuse(&format!("{key}.ratio"), Some(&breaker.ratio), what, "as in 0.5");
+        }
+        if breaker.consecutive == 0 && breaker.ratio == 0.0 {
+            let what = "neither consecutive nor ratio ever opens it";
+            self.refuse(key, None, what, "set one of them, or remove the breaker");
+        }
+        self.number(&format!("{key}.consecutive"), breaker.consecutive as usize, 0, AT_ONCE_MAX);
+        self.number(&format!("{key}.min_calls"), breaker.min_calls as usize, 1, AT_ONCE_MAX);
+        self.protection_time(&format!("{key}.window"), breaker.window, WINDOW_MIN);
+        self.protection_time(&format!("{key}.open"), breaker.open, DURATION_MIN);
+        self.protection_time(&format!("{key}.open_max"), breaker.open_max, DURATION_MIN);
+        if breaker.open_max < breaker.open {
+            let what = format!("it must be open, {}, or more", shown(breaker.open));
+            self.refuse(&format!("{key}.open_max"), Some(&shown(breaker.open_max)), what, "lengthen it, or shorten open");
+        }
+        if let Some(lease) = breaker.probe_lease {
+            self.protection_time(&format!("{key}.probe_lease"), lease, DURATION_MIN);
+        }
+        let statuses = format!("{key}.statuses");
+        self.count(&statuses, breaker.statuses.len(), LIST_MAX);
+        self.repeated(&statuses, &breaker.statuses);
+        for status in breaker.statuses.iter().filter(|status| !(400..=599).contains(*status)) {
+            self.refuse(&statuses, Some(status), "only refusals, 400 to 599, can count as failures", "remove it");
+        }
+    }
+
+    fn protection_time(&mut self, key: &str, value: Duration, min: Duration) {
+        if value < min || value > PROTECTION_DURATION_MAX {
+            let what = format!("it must be {} to {}", shown(min), shown(PROTECTION_DURATION_MAX));
+            self.refuse(key, Some(&shown(value)), what, "choose a time in this range");
+        }
+    }
+
+    fn retry_budget(&mut self, key: &str, budget: RetryBudget) {
+        self.number(&format!("{key}.percent"), budget.percent as usize, 0, PERCENT_MAX as usize);
+        self.number(&format!("{key}.min_per_second"), budget.min_per_second as usize, 0, AT_ONCE_MAX);
     }
 
     fn base_url(&mut self, key: &str, url: &str) {
@@ -535,6 +613,9 @@ impl Checker<'_> {
             self.quarantine(&format!("{key}.quarantine"), route, document);
             self.time(&format!("{key}.backoff"), route.backoff, DURATION_MIN);
             self.pointers(&format!("{key}.fingerprint_ignore"), &route.fingerprint_ignore);
+            if let Some(budget) = route.retry_budget {
+                self.retry_budget(&format!("{key}.retry_budget"), budget);
+            }
             let forward = format!("{key}.forward_headers");
             self.count(&forward, route.forward_headers.len(), LIST_MAX);
             self.repeated(&forward, &route.forward_headers.iter().map(|name| name.to_ascii_lowercase()).collect::<Vec<_>>());

@@ -18,6 +18,7 @@ use crate::job::{Body, Class, JobId, Payload};
 use crate::metrics;
 use crate::policy::{FailoverOn, Try};
 use crate::provider::{Call, Fence, Outcome, Rendered, Request, Telling, boottime_ms};
+use crate::runtime::protection::{self, Pass, Share, Turn};
 use crate::runtime::timers::Timer;
 use crate::runtime::verdict::{Verdict, Whose, conclude, try_store};
 use crate::runtime::{Inner, Lane, Route, millis, sweeper, told};
@@ -88,10 +89,32 @@ pub(crate) struct Running {
     pub(super) canceling: AtomicBool,
 }
 
-/// Room for one attempt: among our jobs, and at its provider.
+/// Room for one attempt: among our jobs, at its provider, and in what protects that one.
 pub(crate) struct Room {
     _job: OwnedSemaphorePermit,
     _provider: OwnedSemaphorePermit,
+    pub(super) pass: Option<Pass>,
+    pub(super) share: Share,
+}
+
+impl Room {
+    fn new(job: OwnedSemaphorePermit, provider: OwnedSemaphorePermit) -> Self {
+        Room { _job: job, _provider: provider, pass: None, share: Share::default() }
+    }
+
+    /// Its call is over.
+    fn tell(&mut self, attempt: &Running, outcome: &Outcome) {
+        let Some(pass) = &mut self.pass else { return };
+        let hold = match outcome {
+            Outcome::Rejected { response, retry_after, .. } if response.status == 429 => *retry_after,
+            Outcome::Rejected { .. }
+            | Outcome::Succeeded { .. }
+            | Outcome::InvalidOutput { .. }
+            | Outcome::NotSent { .. }
+            | Outcome::Unknown { .. } => None,
+        };
+        pass.tell(protection::health(attempt, outcome, pass.guard().statuses()), hold);
+    }
 }
 
 /// How a shutdown went.
@@ -140,6 +163,11 @@ impl Running {
         attempt
     }
 
+    /// Whether somebody asked to cancel its job, as of the last heartbeat.
+    pub(super) fn is_canceling(&self) -> bool {
+        self.canceling.load(Ordering::Relaxed)
+    }
+
     /// What storing its end takes.
     pub(super) fn whose(&self) -> Whose {
         let Running { job, number, token, hint_ms, strip_after_ms, bytes_life, .. } = *self;
@@ -157,15 +185,15 @@ impl Inner {
     pub(crate) fn try_room(&self, lane: &Lane) -> Option<Room> {
         let job = Arc::clone(&self.jobs).try_acquire_owned().ok()?;
         let provider = Arc::clone(&lane.permits).try_acquire_owned().ok()?;
-        Some(Room { _job: job, _provider: provider })
+        Some(Room::new(job, provider))
     }
 
     /// Waits for room, but not for longer than `within`, and not once the gateway stops.
-    async fn room(&self, lane: &Lane, within: Duration) -> Option<Room> {
+    pub(super) async fn room(&self, lane: &Lane, within: Duration) -> Option<Room> {
         let acquire = async {
             let provider = Arc::clone(&lane.permits).acquire_owned().await.ok()?;
             let job = Arc::clone(&self.jobs).acquire_owned().await.ok()?;
-            Some(Room { _job: job, _provider: provider })
+            Some(Room::new(job, provider))
         };
         tokio::select! {
             room = acquire => room,
@@ -257,7 +285,9 @@ pub(crate) async fn drive(
             runtime.timers.set(Timer::Race(Arc::downgrade(&attempt), Box::new(beside)), after).await;
         }
         let called = Instant::now();
+        room.share.spend();
         let outcome = call(&runtime, &work, &attempt, rendered).await;
+        room.tell(&attempt, &outcome);
         failpoint!("call.answered");
         apart += called.elapsed();
         let next = conclude(&runtime, &mut work, &attempt, outcome).await;
@@ -279,10 +309,11 @@ pub(crate) async fn drive(
 /// Drives a job that was claimed without an attempt, because there was no room for one.
 pub(crate) async fn drive_pending(runtime: Arc<Inner>, work: Work, holder: AttemptToken, lease_from_ms: u64, _pending: Pending) {
     let left = runtime.fence_ms(lease_from_ms).saturating_sub(boottime_ms());
-    let Some(lane) = lane_of(&runtime, &work.route, 0) else { return };
     // Past its lease, whoever has room may take the job.
-    let Some(room) = runtime.room(&lane, Duration::from_millis(left)).await else { return };
-    begin_and_drive(&runtime, work, 0, Some(holder), room, lane).await;
+    let Some((place, lane, room)) = protection::enter(&runtime, &work, 0, Some(holder), Duration::from_millis(left)).await else {
+        return;
+    };
+    begin_and_drive(&runtime, work, place, Some(holder), room, lane).await;
 }
 
 async fn begin_and_drive(
@@ -306,9 +337,11 @@ pub(crate) async fn race(runtime: Arc<Inner>, beside: Weak<Running>, work: Work)
     let Some(last) = work.tries.last() else { return };
     let place = work.route.plan.beside(last.provider);
     let Some(lane) = lane_of(&runtime, &work.route, place) else { return };
+    let model = runtime.model_of(&work.route, &work.request.body);
     let mut pause = RACE_PAUSE;
     loop {
         let Some(room) = runtime.try_room(&lane) else { return };
+        let Ok(room) = runtime.admit(room, &lane, &work.route, &model, Turn::Further).await else { return };
         let began = Instant::now();
         match begin(&runtime, &work, place, None, room, Arc::clone(&lane)).await {
             Ok((attempt, rendered, room)) => return drive(runtime, work, attempt, rendered, room, began).await,
@@ -359,14 +392,13 @@ async fn begin_next(
 ) -> Option<(Arc<Running>, Rendered, Room)> {
     // Beyond the limit the job is left to whoever has room, a lease after its time has come.
     let _pending = Pending::try_count(runtime)?;
-    let lane = lane_of(runtime, &work.route, place)?;
     if !delay.is_zero() {
         tokio::select! {
             () = runtime.timers.pause(delay) => {}
             () = runtime.stopping.cancelled() => return None,
         }
     }
-    let room = runtime.room(&lane, runtime.options.lease / 2).await?;
+    let (place, lane, room) = protection::enter(runtime, work, place, holder, runtime.options.lease / 2).await?;
     begin(runtime, work, place, holder, room, lane).await.ok()
 }
 
@@ -470,7 +502,7 @@ async fn call(runtime: &Arc<Inner>, work: &Work, attempt: &Running, rendered: Re
     let total = Instant::now() + attempt.lane.slot.total;
     let deadline = work.deadline.map_or(total, |deadline| deadline.min(total));
     if deadline <= Instant::now() {
-        return Outcome::NotSent { reason: "deadline: the job's time is over".to_owned() };
+        return Outcome::NotSent { reason: format!("{}the job's time is over", protection::DEADLINE) };
     }
     let (telling, heard) = Telling::channel();
     let call = Call {

@@ -14,8 +14,9 @@ use crate::job::{Identity, Job, JobId, JobState, Payload, locate};
 use crate::metrics;
 use crate::provider::{Call, Fence, Outcome, Rendered, Request, Telling, boottime_ms};
 use crate::runtime::attempts::{self, Pending, Running, Work};
+use crate::runtime::protection::Model;
 use crate::runtime::{Inner, Lane, ReadError, Receipt, Replayed, Route, Runtime, Submission, SubmitError, WaitFor, millis};
-use crate::store::{Begin, Hint, Read, SubmitJob, Submitted, WriteAhead};
+use crate::store::{Begin, Failed, Hint, Read, SubmitJob, Submitted, WriteAhead};
 
 /// How long a claim may be on its way: a call gives up before.
 const CLAIM_ARRIVES: Duration = Duration::from_secs(2);
@@ -116,7 +117,7 @@ impl Runtime {
         failpoint!("claim.blob");
         let input = Payload { head: request.head(), body };
         let token = AttemptToken::random();
-        let room = first.as_ref().and_then(|first| inner.try_room(&first.lane));
+        let room = first.as_ref().and_then(|first| inner.try_enter(&first.lane, &route, &request.body));
         let waits = if room.is_none() && first.is_some() { Pending::try_count(inner) } else { None };
         let begin = match (&first, &room) {
             (Some(first), Some(_)) => Begin::Running { provider: &first.lane.slot.name, sent: first.write_ahead() },
@@ -259,6 +260,13 @@ impl Runtime {
             let reason = format!("the provider has {} calls in flight, its limit", lane.slot.in_flight_max);
             return Ok(Outcome::NotSent { reason });
         };
+        let mut pass = match &lane.guard {
+            None => None,
+            Some(guard) => match guard.ask(&inner.store, &Model::default()).await {
+                Ok(pass) => Some(pass),
+                Err(refusal) => return Ok(Outcome::NotSent { reason: refusal.reason(inner.store.now_ms()) }),
+            },
+        };
         let call = Call {
             rendered,
             job_id: None,
@@ -269,7 +277,15 @@ impl Runtime {
             deadline: Instant::now() + lane.slot.total,
             told: Telling::nobody(),
         };
-        Ok(lane.slot.provider.submit(call).await)
+        let outcome = lane.slot.provider.submit(call).await;
+        if let Some(pass) = &mut pass {
+            let failed = match outcome {
+                Outcome::Unknown { .. } | Outcome::NotSent { .. } => Failed::Yes,
+                Outcome::Succeeded { .. } | Outcome::InvalidOutput { .. } | Outcome::Rejected { .. } => Failed::No,
+            };
+            pass.tell(Some(failed), None);
+        }
+        Ok(outcome)
     }
 }
 

@@ -18,6 +18,7 @@ use crate::job::{Identity, Job, JobState, SHARDS};
 use crate::metrics;
 use crate::policy::{self, Next};
 use crate::runtime::adopt::{self, Found};
+use crate::runtime::protection::{self, Kept, Turn};
 use crate::runtime::{Inner, millis};
 use crate::store::{HasBlobs, Hint, Read, Ticked};
 
@@ -275,9 +276,11 @@ async fn adopt(runtime: &Arc<Inner>, job: &Job) -> Result<u64, StoreError> {
         Next::Begin { provider, .. } => provider,
         Next::End(_) => tries.last().map_or(0, |last| last.provider),
     };
-    let lane = &runtime.providers[&route.providers[place]];
-    let Some(room) = runtime.try_room(lane) else {
-        return Ok(now_ms + millis(runtime.options.sweep));
+    let model = runtime.model_of_kept(route, job.id, &job.input.body).await;
+    let (place, room) = match runtime.enter_now(route, place, &model, Turn::after(&tries)).await {
+        Ok(entered) => entered,
+        Err(Kept::Full) => return Ok(now_ms + millis(runtime.options.sweep)),
+        Err(Kept::Refused(refusal)) => return Ok(protection::postpone(runtime, job.id, None, &refusal).await.max(now_ms)),
     };
     let found = Found {
         job: job.id,

@@ -12,6 +12,7 @@ use crate::error::StoreError;
 use crate::job::{Class, Job, JobId, JobState, Key, Owner, Rules};
 use crate::policy::Plan;
 use crate::provider::{Provider, Request, Response};
+use crate::runtime::Protection;
 use crate::store::{Gone, Word};
 
 /// How the runtime keeps its promises.
@@ -31,6 +32,8 @@ pub struct RuntimeOptions {
     pub waiters_max: usize,
     /// Where results go that Redis does not take. None: they are in memory alone, and lost with the process.
     pub spool: Option<SpoolOptions>,
+    /// What the providers are kept from. By default nothing but `in_flight_max`.
+    pub protection: Protection,
 }
 
 /// Where results go that Redis does not take, and how much of them.
@@ -52,6 +55,7 @@ impl Default for RuntimeOptions {
             jobs_max: 10_000,
             waiters_max: 10_000,
             spool: None,
+            protection: Protection::default(),
         }
     }
 }

@@ -24,9 +24,9 @@ pub(super) struct Call {
 }
 
 impl Call {
-    pub(super) fn new(script: Script, key: &str, arguments: impl FnOnce(&mut redis::Cmd), echo: Vec<u8>) -> Self {
+    pub(super) fn new(script: Script, keys: &[&str], arguments: impl FnOnce(&mut redis::Cmd), echo: Vec<u8>) -> Self {
         let mut command = redis::Cmd::with_capacity(ARGUMENTS, ARGUMENTS_BYTES);
-        command.arg("EVALSHA").arg(script.sha1()).arg(1).arg(key);
+        command.arg("EVALSHA").arg(script.sha1()).arg(keys.len()).arg(keys);
         arguments(&mut command);
         Call { script, command, echo }
     }

@@ -527,6 +527,47 @@ pub enum Reopened {
     NotFound,
 }
 
+/// A wait of a pending job that our own protection of its providers causes.
+#[derive(Clone, Copy, Debug)]
+pub struct PostponeJob<'a> {
+    /// The job.
+    pub job: JobId,
+    /// New for each call.
+    pub token: AttemptToken,
+    /// The token by which the caller holds the pending job, if it does.
+    pub holder: Option<AttemptToken>,
+    /// How long from now nobody may begin, in ms.
+    pub delay_ms: u64,
+    /// Why.
+    pub reason: &'a str,
+}
+
+/// The reply to a postponement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Postponed {
+    /// The job says so; an earlier call with this token may have done it.
+    Postponed {
+        /// When an attempt may begin, Unix ms of Redis.
+        next_at_ms: u64,
+    },
+    /// A delay or another holder's lease has this long to run.
+    TooEarly {
+        /// How long.
+        wait_ms: u64,
+    },
+    /// An attempt is open.
+    Begun,
+    /// Somebody asked to cancel it.
+    Canceling,
+    /// It has ended, perhaps by this call: the wait would be over after its deadline.
+    Ended {
+        /// How.
+        state: JobState,
+    },
+    /// No such job, or another incarnation.
+    NotFound,
+}
+
 /// The reply to a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Read {

@@ -39,6 +39,16 @@ impl Keys {
         format!("{}:done:{{{shard:02x}}}", self.prefix)
     }
 
+    /// What the fleet knows of a provider: HASH. A provider's name is one of the configuration's.
+    pub(crate) fn guard(&self, provider: &str) -> String {
+        format!("{}:guard:{{{provider}}}", self.prefix)
+    }
+
+    /// The fleet's permits of a provider: ZSET.
+    pub(crate) fn permits(&self, provider: &str) -> String {
+        format!("{}:permits:{{{provider}}}", self.prefix)
+    }
+
     /// The schema, and which store this is: HASH.
     pub(crate) fn meta(&self) -> String {
         format!("{}:meta", self.prefix)

@@ -43,6 +43,10 @@ scripts! {
     ReopenJob "reopen_job",
     ReadJob "read_job",
     SettleHint "settle_hint",
+    PostponeJob "postpone_job",
+    AdmitCall "admit_call",
+    ReportCall "report_call",
+    ExtendPermits "extend_permits",
 }
 
 struct Composed {

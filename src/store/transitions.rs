@@ -8,8 +8,8 @@ use crate::job::{Body, Identity, JobId, Payload};
 use crate::store::call::{Around, Call};
 use crate::store::reply::Reply;
 use crate::store::{
-    BeginAttempt, Begun, CancelMode, Canceled, Canceling, Extended, FinishAttempt, Finished, Gone, HasBlobs, Marked, Read,
-    Reopened, ResolveAttempt, Resolved, Script, Store, SubmitJob, Submitted, Ticked, Word, WriteAhead, record,
+    BeginAttempt, Begun, CancelMode, Canceled, Canceling, Extended, FinishAttempt, Finished, Gone, HasBlobs, Marked, PostponeJob,
+    Postponed, Read, Reopened, ResolveAttempt, Resolved, Script, Store, SubmitJob, Submitted, Ticked, Word, WriteAhead, record,
 };
 
 /// Appends arguments to a command, each straight into its bytes.
@@ -17,7 +17,9 @@ macro_rules! arguments {
     ($($argument:expr),* $(,)?) => { |command: &mut redis::Cmd| { $($argument.append_to(command);)* } };
 }
 
-trait Argument {
+pub(super) use arguments;
+
+pub(super) trait Argument {
     fn append_to(&self, command: &mut redis::Cmd);
 }
 
@@ -395,6 +397,29 @@ impl Store {
         }
     }
 
+    /// Says why a pending job waits, and until when, and asks for a look at it then.
+    ///
+    /// # Errors
+    /// Any: the job is looked at when its holder's lease has lapsed.
+    pub async fn postpone_job(&self, postpone: &PostponeJob<'_>) -> Result<Postponed, StoreError> {
+        let holder: &[u8] = postpone.holder.as_ref().map_or(&[], |token| &token.as_bytes()[..]);
+        let arguments = arguments![postpone.job, postpone.token, holder, postpone.delay_ms, postpone.reason];
+        let identity = postpone.job.identity();
+        let look_ms = self.now_ms().saturating_add(postpone.delay_ms);
+        let around = Around { before: vec![self.hint_due(identity, look_ms)], after: vec![] };
+        let call = self.call(Script::PostponeJob, identity, arguments, postpone.token.as_bytes().to_vec());
+        let mut reply = self.run(&call, &around).await?;
+        match reply.status() {
+            "postponed" | "repeated" => Ok(Postponed::Postponed { next_at_ms: reply.parse()? }),
+            "too_early" => Ok(Postponed::TooEarly { wait_ms: reply.parse()? }),
+            "begun" => Ok(Postponed::Begun),
+            "canceling" => Ok(Postponed::Canceling),
+            "ended" => Ok(Postponed::Ended { state: reply.parse()? }),
+            "not_found" => Ok(Postponed::NotFound),
+            _ => Err(reply.unknown_status()),
+        }
+    }
+
     /// Reads a job at one moment, from the master.
     ///
     /// # Errors
@@ -414,7 +439,7 @@ impl Store {
     }
 
     fn call(&self, script: Script, identity: Identity, arguments: impl FnOnce(&mut redis::Cmd), echo: Vec<u8>) -> Call {
-        Call::new(script, &self.inner.keys.job(identity), arguments, echo)
+        Call::new(script, &[&self.inner.keys.job(identity)], arguments, echo)
     }
 }
 

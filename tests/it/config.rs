@@ -292,6 +292,21 @@ fn the_attempts_of_a_route_are_bounded() {
 }
 
 #[test]
+fn a_breaker_that_never_opens_a_burst_without_a_rate_and_an_endless_budget_are_refused() {
+    let never = provider("base_url = \"https://laser.example\"\nbreaker = { consecutive = 0, ratio = 0.0 }").problem();
+    assert_eq!(never.key, "provider.laser.breaker");
+    let burst = provider("base_url = \"https://laser.example\"\nlimits = { burst = 5 }").problem();
+    assert_eq!(burst.key, "provider.laser.limits.burst");
+    let endless = route("retry_budget = { percent = 1001 }").problem();
+    assert_eq!(endless.key, "route.print.retry_budget.percent");
+    let config = provider("base_url = \"https://laser.example\"\nbreaker = {}\nlimits = { per_second = 0.5 }").load().unwrap();
+    let laser = &config.provider["laser"];
+    assert_eq!((laser.breaker.as_ref().unwrap().consecutive, laser.limits.per_second), (5, Some(0.5)));
+    let config = route("retry_budget = { percent = 20 }").load().unwrap();
+    assert_eq!(print(&config).retry_budget.unwrap().min_per_second, 1);
+}
+
+#[test]
 fn a_race_needs_pure_effects_and_two_who_run() {
     let race = |keys: &str| route(&format!("class = \"race\"\n{keys}"));
     let config = race("effects = \"pure\"\nrace = { after = \"1s\", max = 2 }").load().unwrap();
@@ -611,6 +626,16 @@ fn every_number_and_time_has_limits() {
         ("provider.laser.method", &["post", "", "CONNECT", "P OST"]),
         ("provider.laser.not_executed", &["[200]", "[600]", "[429, 429]"]),
         ("provider.laser.limits.in_flight", &["0"]),
+        ("provider.laser.limits.fleet_in_flight", &["0", "1000001"]),
+        ("provider.laser.limits.per_second", &["0", "-1", "1000001"]),
+        ("provider.laser.limits.hold_max", &["0s", "13h"]),
+        ("provider.laser.breaker.ratio", &["-0.1", "1.1"]),
+        ("provider.laser.breaker.min_calls", &["0"]),
+        ("provider.laser.breaker.window", &["999ms", "13h"]),
+        ("provider.laser.breaker.open", &["0s"]),
+        ("provider.laser.breaker.open_max", &["29s", "13h"]),
+        ("provider.laser.breaker.probe_lease", &["0s", "13h"]),
+        ("provider.laser.breaker.statuses", &["[200]", "[429, 429]"]),
         ("provider.laser.ca_file", &["/nowhere/ca.pem"]),
         ("provider.laser.behaviour", &["slow"]),
     ] {

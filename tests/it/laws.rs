@@ -161,7 +161,7 @@ async fn a_call_for_another_incarnation_finds_nothing_and_touches_nothing() {
         assert_eq!(scene.given.dump().await, before, "{}", scene.what);
         scripts.insert(call.script());
     }
-    assert_eq!(scripts.len(), 7, "{scripts:?}");
+    assert_eq!(scripts.len(), 8, "{scripts:?}");
 }
 
 /// Every reply begins with its status, the script's name and what the caller recognizes it by. That the store refuses another
@@ -213,12 +213,25 @@ async fn replies_echo_script_and_caller() {
             Script::ReopenJob => &[job, token, b"ada", b"why", b"1", b"0"],
             Script::ReadJob => &[b"record", token],
             Script::SettleHint => &[token, b"1", b"0"],
+            Script::PostponeJob => &[job, token, b"", b"1", b"why"],
+            Script::AdmitCall => &[token, b"", b"on", b"1", b"0", b"1", b"0", b"1", b"0"],
+            Script::ReportCall => {
+                let rules: [&[u8]; 7] = [b"1", b"0", b"1", b"1000", b"1", b"1", b"1"];
+                let tally: [&[u8]; 9] = [token, b"model:", b"1", b"1", b"1", b"1", b"1", b"1", b""];
+                return [&tally[..], &[b""], &rules, &[b"0", b"0"]].concat();
+            }
+            Script::ExtendPermits => &[token, token, b"", b"1"],
         };
         list.to_vec()
     };
     for script in Script::ALL {
         for key in [given.key(), "oj:absent".to_owned()] {
-            let key = if *script == Script::SettleHint { "oj:due:{00}".to_owned() } else { key };
+            let key = match script {
+                Script::SettleHint => "oj:due:{00}".to_owned(),
+                Script::AdmitCall | Script::ReportCall => "oj:guard:{laser}".to_owned(),
+                Script::ExtendPermits => "oj:permits:{laser}".to_owned(),
+                _ => key,
+            };
             let reply = redis.eval(*script, &key, &arguments(*script)).await.expect("a reply");
             assert_eq!(reply[1], script.name().as_bytes());
             assert_eq!(reply[2], token, "{}", script.name());
@@ -248,6 +261,7 @@ async fn out_of_memory_refuses_new_work_alone() {
             | Call::Resolve { .. }
             | Call::Cancel { .. }
             | Call::Tick { .. }
+            | Call::Postpone { .. }
             | Call::Read { .. } => assert!(answer.is_ok(), "{}: {answer:?}", scene.what),
         }
     }

@@ -240,6 +240,7 @@ impl Model {
             | Call::Finish { job: id, .. }
             | Call::Resolve { job: id, .. }
             | Call::Cancel { job: id, .. }
+            | Call::Postpone { job: id, .. }
             | Call::Reopen { job: id, .. } => *id == job.id,
         };
         if !same {
@@ -260,6 +261,7 @@ impl Model {
             Call::Cancel { request_id, mode, .. } => cancel(job, request_id, *mode, now_ms),
             Call::Tick { .. } => tick(job, now_ms),
             Call::Reopen { request_id, attempts, deadline_ms, .. } => reopen(job, request_id, *attempts, *deadline_ms, now_ms),
+            Call::Postpone { token, holder, delay_ms, .. } => postpone(job, *token, *holder, *delay_ms, now_ms),
             Call::Read { .. } if job.gone(now_ms) => (false, format!("gone {}", job.state())),
             Call::Read { .. } => (false, "found".to_owned()),
         };
@@ -352,6 +354,29 @@ fn begin(job: &mut Job, token: AttemptToken, holder: Option<AttemptToken>, first
     (job.next_at_ms, job.holder, job.holder_lease_ms) = (0, None, 0);
     job.reason.clear();
     yes(format!("started {}", job.attempts.len()))
+}
+
+fn postpone(job: &mut Job, token: AttemptToken, holder: Option<AttemptToken>, delay_ms: u64, now_ms: u64) -> Outcome {
+    if job.ended.is_some() {
+        return no(format!("ended {}", job.state()));
+    }
+    if job.canceled {
+        return no("canceling");
+    }
+    if job.open() > 0 {
+        return no("begun");
+    }
+    if job.holder == Some(token) {
+        return no("postponed");
+    }
+    let holds = holder.is_some() && job.holder == holder;
+    if !holds && now_ms < job.next_at_ms.max(if job.holder == holder { 0 } else { job.holder_lease_ms }) {
+        return no("too_early");
+    }
+    let late = if job.past_deadline(now_ms + delay_ms) { "; deadline" } else { "" };
+    let reason = format!("breaker: laser is not called{late}");
+    job.settle(Follow::Retry { delay_ms, hold_ms: 0 }, Some(token), &reason, now_ms);
+    yes(if job.ended.is_some() { format!("ended {}", job.state()) } else { "postponed".to_owned() })
 }
 
 fn mark(job: &mut Job, number: u32, token: AttemptToken, now_ms: u64) -> Outcome {

@@ -9,7 +9,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use onejob::attempt::{AttemptState, AttemptToken, FinishOutcome, ResolveOutcome};
 use onejob::job::{Body, Class, Job, JobId, JobState, Rules};
 use onejob::store::{
-    Begun, CancelMode, Canceled, Canceling, Extended, Finished, Follow, Marked, Read, Reopened, Resolved, Submitted, Ticked, Word,
+    Begun, CancelMode, Canceled, Canceling, Extended, Finished, Follow, Marked, Postponed, Read, Reopened, Resolved, Submitted,
+    Ticked, Word,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
@@ -66,6 +67,10 @@ enum Step {
         attempts: u32,
         deadline: bool,
     },
+    Postpone {
+        held: bool,
+        steps: u64,
+    },
     Read,
     /// The worker's last call, sent again.
     Again,
@@ -118,6 +123,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => mode.prop_map(|mode| Step::Cancel { mode }),
         4 => Just(Step::Tick),
         2 => (1..=2_u32, any::<bool>()).prop_map(|(attempts, deadline)| Step::Reopen { attempts, deadline }),
+        3 => (any::<bool>(), 0..=3_u64).prop_map(|(held, steps)| Step::Postpone { held, steps }),
         1 => Just(Step::Read),
         4 => Just(Step::Again),
         5 => prop_oneof![8 => 1..=3_u64, 1 => Just(11_u64), 1 => Just(21_u64)].prop_map(|steps| Step::Age { steps }),
@@ -195,6 +201,10 @@ impl World {
             Step::Tick => self.given.call_tick(),
             Step::Reopen { attempts, deadline } => {
                 Call::Reopen { job, request_id, attempts, deadline_ms: if deadline { 540_000 } else { 0 } }
+            }
+            Step::Postpone { held, steps } => {
+                let (token, holder) = (AttemptToken::random(), held.then_some(me.token));
+                Call::Postpone { job, token, holder, delay_ms: steps * STEP_MS }
             }
             Step::Read => self.given.call_read(),
             Step::Again => return me.last,
@@ -390,6 +400,14 @@ fn words(answer: &Answer) -> String {
             Reopened::NotFailed { state } => format!("not_failed {state}"),
             Reopened::Gone => "gone".to_owned(),
             Reopened::NotFound => "not_found".to_owned(),
+        },
+        Answer::Postponed(postponed) => match postponed {
+            Postponed::Postponed { .. } => "postponed".to_owned(),
+            Postponed::TooEarly { .. } => "too_early".to_owned(),
+            Postponed::Begun => "begun".to_owned(),
+            Postponed::Canceling => "canceling".to_owned(),
+            Postponed::Ended { state } => format!("ended {state}"),
+            Postponed::NotFound => "not_found".to_owned(),
         },
         Answer::Read(read) => match read {
             Read::Found(_) => "found".to_owned(),

@@ -151,6 +151,17 @@ pub async fn transitions(redis: &Redis) -> Vec<Scene> {
     let given = redis.given_failed().await;
     let call = given.call_reopen(1);
     scene("reopen", given, call);
+
+    let given = redis.given_pending().await;
+    let call = given.call_postpone(Some(given.submission.token), LEASE_MS);
+    scene("postpone by its holder", given, call);
+    let given = redis.given_pending().await;
+    given.lapse().await;
+    let call = given.call_postpone(None, LEASE_MS);
+    scene("postpone by anybody", given, call);
+    let given = redis.given(Submission { deadline_ms: LEASE_MS, ..redis.submission() }).await;
+    let call = given.call_postpone(Some(given.submission.token), LEASE_MS);
+    scene("postpone beyond the deadline", given, call);
     scenes
 }
 
@@ -289,6 +300,17 @@ pub async fn refusals(redis: &Redis) -> Vec<Scene> {
     given.age(RETENTION_MS).await;
     let call = given.call_reopen(1);
     scene("reopen gone", given, call);
+
+    for (what, given) in [
+        ("postpone running", redis.given_running().await),
+        ("postpone unknown", redis.given_unknown().await),
+        ("postpone canceling", redis.given_canceling().await),
+        ("postpone succeeded", redis.given_succeeded().await),
+        ("postpone what another holds", redis.given_pending().await),
+    ] {
+        let call = given.call_postpone(None, LEASE_MS);
+        scene(what, given, call);
+    }
 
     let given = redis.given_succeeded().await;
     let call = given.call_read();

@@ -26,8 +26,10 @@ roles = ["operate"]
 sweep = "200ms"
 [provider.laser]
 adapter = "simulated"
+breaker = { consecutive = 50 }
 [provider.hasty]
 adapter = "simulated"
+limits = { fleet_in_flight = 100 }
 timeouts = { first_byte = "300ms" }
 [provider.slow]
 adapter = "simulated"

@@ -367,7 +367,8 @@ fn check_result(verdict: &mut Verdict, intent: &Intent, result: &[u8]) {
     }
 }
 
-/// Nothing is in Redis but records, the blobs that they name, hints of jobs that need them, and the note of the schema.
+/// Nothing is in Redis but records, the blobs that they name, hints of jobs that need them, the note of the schema, and what is
+/// known of providers, which expires.
 async fn check_keys(verdict: &mut Verdict, fleet: &Fleet, store: &Store, jobs: &HashMap<Identity, Job>, hints: &Hints) {
     let keys: Vec<String> = fleet.redis.ask(&["KEYS", "*"]).await.unwrap();
     let named: BTreeSet<String> = jobs
@@ -391,6 +392,10 @@ async fn check_keys(verdict: &mut Verdict, fleet: &Fleet, store: &Store, jobs: &
             continue;
         }
         let life_ms: i64 = fleet.redis.ask(&["PTTL", key]).await.unwrap();
+        let of_a_provider = key.starts_with("oj:guard:{") || key.starts_with("oj:permits:{");
+        if of_a_provider && life_ms >= 0 {
+            continue;
+        }
         if key.contains(":b:") && (0..=BLOB_GRACE_MS).contains(&life_ms) {
             waiting += 1;
         } else {

@@ -18,6 +18,7 @@ mod attempts;
 mod claims;
 mod faults;
 mod gateways;
+mod protection;
 mod spool;
 
 /// A Redis, and a print shop with two printers.

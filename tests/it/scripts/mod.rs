@@ -6,6 +6,8 @@ mod extend;
 mod finish;
 mod hint;
 mod mark;
+mod postpone;
+mod protection;
 mod read;
 mod reopen;
 mod resolve;

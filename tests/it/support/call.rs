@@ -7,8 +7,8 @@ use onejob::error::StoreError;
 use onejob::fingerprint::{digest, second_half, sha256};
 use onejob::job::{Body, Class, Identity, JobId, Owner, Payload, Rules};
 use onejob::store::{
-    Begin, BeginAttempt, Begun, CancelMode, Canceled, Extended, FinishAttempt, Finished, Follow, Marked, Read, Reopened,
-    ResolveAttempt, Resolved, Store, SubmitJob, Submitted, Tell, Ticked, Word, WriteAhead,
+    Begin, BeginAttempt, Begun, CancelMode, Canceled, Extended, FinishAttempt, Finished, Follow, Marked, PostponeJob, Postponed,
+    Read, Reopened, ResolveAttempt, Resolved, Store, SubmitJob, Submitted, Tell, Ticked, Word, WriteAhead,
 };
 
 use super::{KEY_LIFE_MS, LEASE_MS, QUARANTINE_MS, RACE_AFTER_MS, RETENTION_MS};
@@ -135,6 +135,7 @@ pub enum Call {
     Cancel { job: JobId, request_id: String, mode: CancelMode },
     Tick { identity: Identity },
     Reopen { job: JobId, request_id: String, attempts: u32, deadline_ms: u64 },
+    Postpone { job: JobId, token: AttemptToken, holder: Option<AttemptToken>, delay_ms: u64 },
     Read { identity: Identity },
 }
 
@@ -150,6 +151,7 @@ pub enum Answer {
     Canceled(Canceled),
     Ticked(Ticked),
     Reopened(Reopened),
+    Postponed(Postponed),
     Read(Read),
 }
 
@@ -217,6 +219,11 @@ impl Call {
             Call::Reopen { job, request_id, attempts, deadline_ms } => {
                 Answer::Reopened(store.reopen_job(*job, request_id, "ada", "paper is back", *attempts, *deadline_ms).await?)
             }
+            Call::Postpone { job, token, holder, delay_ms } => {
+                let (job, token, holder, delay_ms) = (*job, *token, *holder, *delay_ms);
+                let postpone = PostponeJob { job, token, holder, delay_ms, reason: "breaker: laser is not called" };
+                Answer::Postponed(store.postpone_job(&postpone).await?)
+            }
             Call::Read { identity } => Answer::Read(store.read_job(*identity).await?),
         })
     }
@@ -233,6 +240,7 @@ impl Call {
             Call::Cancel { .. } => "cancel_job",
             Call::Tick { .. } => "tick_job",
             Call::Reopen { .. } => "reopen_job",
+            Call::Postpone { .. } => "postpone_job",
             Call::Read { .. } => "read_job",
         }
     }
@@ -248,6 +256,7 @@ impl Call {
             | Call::Finish { job, .. }
             | Call::Resolve { job, .. }
             | Call::Cancel { job, .. }
+            | Call::Postpone { job, .. }
             | Call::Reopen { job, .. } => *job = JobId::new(job.time_ms() + 1, job.identity()),
         }
         Some(call)

@@ -120,6 +120,10 @@ impl Given {
         Call::Mark { job: self.id, number, token: self.token(number) }
     }
 
+    pub fn call_postpone(&self, holder: Option<AttemptToken>, delay_ms: u64) -> Call {
+        Call::Postpone { job: self.id, token: AttemptToken::random(), holder, delay_ms }
+    }
+
     pub async fn extend(&self, number: u32, sequence: u64) -> Extended {
         match self.send(&self.call_extend(number, sequence)).await {
             Answer::Extended(extended) => extended,

@@ -166,10 +166,10 @@ fn given(call: &str, place: usize) -> BTreeSet<String> {
     found
 }
 
-/// One method of `src/store/transitions.rs`, named as its script.
+/// One method of `src/store/transitions.rs` or `src/store/protection.rs`, named as its script.
 fn method(script: &Script) -> String {
-    let transitions = read(&root().join("src/store/transitions.rs"));
-    between(&transitions, &format!("pub async fn {}(", script.name), "\n    }\n").to_owned()
+    let methods = ["src/store/transitions.rs", "src/store/protection.rs"].map(|path| read(&root().join(path))).concat();
+    between(&methods, &format!("pub async fn {}(", script.name), "\n    }\n").to_owned()
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn every_reply_is_the_same_word_in_its_script_in_rust_and_in_the_protocol() {
         let arms = matched.lines().filter_map(|line| line.strip_prefix("            \"")?.split_once(" =>"));
         let words: BTreeSet<_> =
             arms.flat_map(|(words, _)| words.split(" | ")).map(|word| word.trim_matches('"').to_owned()).collect();
-        assert_eq!(words, in_lua[&script.name], "src/store/transitions.rs {}", script.name);
+        assert_eq!(words, in_lua[&script.name], "src/store {}", script.name);
     }
 }
 
