@@ -33,6 +33,7 @@ mod record;
 mod reply;
 mod retry;
 mod scripts;
+mod streams;
 #[cfg(test)]
 mod testing;
 mod transitions;
@@ -45,6 +46,8 @@ pub use check::{Checked, RedisFacts};
 pub use hints::Hint;
 pub(crate) use hints::Which;
 pub use scripts::Script;
+pub(crate) use streams::{Appended, STREAM_LIFE, StreamOf};
+pub(crate) use wake::Said;
 pub use wake::Wakeups;
 
 use keys::Keys;

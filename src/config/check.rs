@@ -412,6 +412,7 @@ impl Checker<'_> {
         for status in provider.not_executed.iter().filter(|status| !(400..=599).contains(*status)) {
             self.refuse(&not_executed, Some(status), "only statuses from 400 to 599 can mean that nothing was done", "remove it");
         }
+        self.stream(&format!("{key}.stream"), provider);
         self.number(&format!("{key}.limits.in_flight"), provider.limits.in_flight, 1, AT_ONCE_MAX);
         if let Some(file) = &provider.ca_file
             && let Err(error) = std::fs::File::open(file)
@@ -470,6 +471,19 @@ impl Checker<'_> {
             if !seen.insert(lower) {
                 self.refuse(&key, None, "the header is there twice, in other letters", "write it once");
             }
+        }
+    }
+
+    fn stream(&mut self, key: &str, provider: &ProviderEntry) {
+        let super::Stream { end, error } = &provider.stream;
+        let key_of_end = format!("{key}.end");
+        self.count(&key_of_end, end.len(), LIST_MAX);
+        self.count(&format!("{key}.error"), error.len(), LIST_MAX);
+        if end.is_empty() {
+            self.refuse(&key_of_end, None, "it is empty, so no stream would ever be whole", "name the marker, or \"eof\"");
+        }
+        if end.len() > 1 && end.contains(&super::StreamEnd::Eof) {
+            self.refuse(&key_of_end, Some(&"eof"), "beside eof no marker would be asked for", "keep one of them");
         }
     }
 

@@ -10,6 +10,7 @@ use http_body::Body as _;
 use http_body_util::{BodyExt as _, Full};
 
 use super::connection::{Connection, Connector, Left, Pool};
+use super::stream::Listener;
 use crate::config::Timeouts;
 use crate::failpoint::failpoint;
 use crate::provider::Fence;
@@ -58,8 +59,14 @@ impl Exchange {
         Exchange { connector, pool: Pool::default(), timeouts, result_bytes_max }
     }
 
-    /// Sends a request and reads its whole answer.
-    pub(super) async fn send(&self, request: &http::Request<Full<Bytes>>, fence: &Fence, deadline: Instant) -> Exchanged {
+    /// Sends a request and reads its whole answer, which the listener hears as it comes.
+    pub(super) async fn send(
+        &self,
+        request: &http::Request<Full<Bytes>>,
+        fence: &Fence,
+        deadline: Instant,
+        listener: &mut Listener<'_>,
+    ) -> Exchanged {
         let clock = Clock::start(self.timeouts, deadline);
         let mut idle = self.pool.take().await;
         loop {
@@ -78,7 +85,7 @@ impl Exchange {
             connection.gate.arm(fence.clone());
             let head = clock.first_byte(connection.sender.send_request(request.clone())).await;
             let reason = match head {
-                Ok(Ok(head)) => return self.receive(connection, head, &clock).await,
+                Ok(Ok(head)) => return self.receive(connection, head, &clock, listener).await,
                 Ok(Err(error)) => lost(&error),
                 Err(timeout) => timeout,
             };
@@ -98,13 +105,20 @@ impl Exchange {
     }
 
     /// Reads the answer's body.
-    async fn receive(&self, connection: Connection, head: http::Response<hyper::body::Incoming>, clock: &Clock) -> Exchanged {
+    async fn receive(
+        &self,
+        connection: Connection,
+        head: http::Response<hyper::body::Incoming>,
+        clock: &Clock,
+        listener: &mut Listener<'_>,
+    ) -> Exchanged {
         let (head, mut body) = head.into_parts();
         let declared = body.size_hint().lower();
         let mut bytes = Vec::with_capacity(usize::try_from(declared).unwrap_or(usize::MAX).min(BODY_RESERVE_BYTES_MAX));
         if declared > self.result_bytes_max as u64 {
             return Exchanged::Lost { reason: self.too_large(head.status) };
         }
+        listener.head(&head).await;
         loop {
             let frame = match clock.idle(body.frame()).await {
                 Ok(None) => break,
@@ -120,8 +134,9 @@ impl Exchange {
             if bytes.len() + data.len() > self.result_bytes_max {
                 return Exchanged::Lost { reason: self.too_large(head.status) };
             }
-            bytes.extend_from_slice(&data);
+            listener.part(data, &mut bytes).await;
         }
+        listener.end(&mut bytes);
         if connection.gate.shut() == Left::Nothing {
             return Exchanged::NotSent { reason: "reset: the provider answered before it was asked".to_owned() };
         }
