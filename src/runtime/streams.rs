@@ -147,16 +147,16 @@ impl Streams {
             }
             Some(_) | None => return,
         };
-        lives.into_iter().filter(|live| live.of.job == job).for_each(|live| self.publish(live));
+        lives.iter().filter(|live| live.of.job == job).for_each(|live| self.publish(live));
     }
 
     /// Writes a stream to Redis, for the readers of other gateways.
-    fn publish(&self, live: Arc<Live>) {
+    fn publish(&self, live: &Arc<Live>) {
         let (store, stopped) = (self.shared.store.clone(), self.stopped.clone());
+        let (of, head, progress) = (live.of, live.head.head(), live.progress.subscribe());
+        // Not held: it is over when it is dropped.
+        let live = Arc::downgrade(live);
         self.tasks.spawn(async move {
-            let (of, progress) = (live.of, live.progress.subscribe());
-            let head = live.head.head();
-            let live = Arc::downgrade(&live);
             tokio::select! {
                 () = stopped.cancelled() => {}
                 () = publish(&store, of, &head, &live, progress) => {}
@@ -216,7 +216,7 @@ impl Writing<'_> {
         }
         let live = Live::new(self.of, provider, Response { status, headers, body: Arc::from([]) });
         if self.streams.shared.add(&live) == Some(self.of.job) {
-            self.streams.publish(Arc::clone(&live));
+            self.streams.publish(&live);
         }
         self.live = Some(live);
     }

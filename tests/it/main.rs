@@ -23,6 +23,7 @@ mod http_health;
 mod http_jobs;
 mod http_limits;
 mod http_proxy;
+mod http_streams;
 mod http_support;
 mod http_wait;
 #[cfg(feature = "failpoints")]
