@@ -34,6 +34,7 @@ mod private_redis;
 mod processes;
 mod provider_http;
 mod random;
+mod real_model;
 mod redis_faults;
 mod runtime;
 mod scenes;

@@ -238,7 +238,12 @@ impl<'a> Hiding<'a> {
         text.extend_from_slice(&part);
         let mut clean = Vec::with_capacity(text.len());
         let mut rest = text.as_slice();
-        while let Some(first) = rest.first() {
+        let may_begin = |byte: &u8| self.forms.iter().any(|form| form.as_bytes().first() == Some(byte));
+        loop {
+            let plain = rest.iter().position(may_begin).unwrap_or(rest.len());
+            clean.extend_from_slice(&rest[..plain]);
+            rest = &rest[plain..];
+            let Some(first) = rest.first() else { break };
             let whole = self.forms.iter().find(|form| rest.starts_with(form.as_bytes()));
             if let Some(form) = whole {
                 clean.extend_from_slice(HIDDEN.as_bytes());

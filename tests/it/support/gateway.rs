@@ -1,5 +1,6 @@
 //! Gateways as processes of their own: to be killed, stopped and started again, while Redis and the provider live on.
 
+use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -155,6 +156,11 @@ impl Opened {
 }
 
 impl Gateway {
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.url.strip_prefix("http://").and_then(|authority| authority.parse().ok()).expect("it listens")
+    }
+
     /// Posts JSON under a key, and leaves the answer to be read.
     pub async fn open(&self, path: &str, key: &str, json: &str) -> Opened {
         let authority = self.url.strip_prefix("http://").expect("it listens");
