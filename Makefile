@@ -49,7 +49,7 @@ storm: setup-run  ## some minutes of load on three gateways while everything bre
 faults: setup-run  ## each fault of Redis for half a minute: what clients see, as a table; or for ONEJOB_FAULT_SECONDS
 	cargo test $(POINTS) --test it -- --ignored --nocapture --exact redis_faults::every_fault_for_half_a_minute
 
-real-model: setup-run  ## a streamed completion by a real model through two gateways: ONEJOB_MODEL_URL=http://127.0.0.1:8080, and ONEJOB_MODEL if it wants a name
+real-model: setup-run  ## a streamed completion by a real model through two gateways: MODEL_URL=http://127.0.0.1:8080, and MODEL if it wants a name
 	cargo test $(POINTS) --test it -- --ignored --nocapture --exact real_model::three_readers_of_one_generation_get_what_a_direct_stream_says
 
 doc:  ## the documentation's examples, and its links

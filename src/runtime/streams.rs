@@ -12,8 +12,8 @@
 //!   attempt whose answer began first.
 //! - Readers come and go; the attempt does not notice.
 //!
-//! `streams/readers.rs` has the readers, `streams/mirror.rs` the mirrors. Deliberately not here: what is held for readers once an attempt is over (nothing: a slow one reads the rest from the store), and
-//! whether a stream is whole (the adapter's).
+//! `streams/readers.rs` has the readers, `streams/mirror.rs` the mirrors. Deliberately not here: whether a stream is whole (the
+//! adapter's), and anything that is held for readers once an attempt is over: a slow one reads the rest from the store.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

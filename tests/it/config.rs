@@ -610,6 +610,8 @@ fn every_number_and_time_has_limits() {
         ("provider.laser.path", &["prints", "", "/a b", "/a#b"]),
         ("provider.laser.method", &["post", "", "CONNECT", "P OST"]),
         ("provider.laser.not_executed", &["[200]", "[600]", "[429, 429]"]),
+        ("provider.laser.stream.end", &["[]", "done", "[\"eof\", \"data: x\"]"]),
+        ("provider.laser.stream.error", &["error"]),
         ("provider.laser.limits.in_flight", &["0"]),
         ("provider.laser.ca_file", &["/nowhere/ca.pem"]),
         ("provider.laser.behaviour", &["slow"]),
@@ -638,4 +640,17 @@ fn the_description_tells_each_value_its_origin_and_what_a_job_may_cost() {
     assert_eq!(json["routes"]["print"]["provider_calls_max"], 4);
     assert_eq!(json["routes"]["print"]["quarantine_ms"], 171_000);
     assert_eq!(json["settings"]["redis"]["prefix"], "shop");
+}
+
+#[test]
+fn the_end_marker_of_a_stream_is_one_text_or_several() {
+    use onejob::config::{Stream, StreamEnd, StreamError};
+    let stream = |given: Given| given.load().unwrap().provider["laser"].stream.clone();
+    assert_eq!(stream(with("")), Stream::default());
+    let one = stream(with("").flag("provider.laser.stream.end", "event: message_stop").flag("provider.laser.stream.error", "[]"));
+    assert_eq!(one, Stream { end: vec![StreamEnd::Event("message_stop".to_owned())], error: Vec::new() });
+    let several = with("").flag("provider.laser.stream", r#"{ end = ["data: [DONE]", "event: end"], error = "/failure" }"#);
+    let several = stream(several);
+    assert_eq!(several.end.len(), 2);
+    assert_eq!(several.error, [StreamError::Pointer("/failure".to_owned())]);
 }

@@ -57,9 +57,9 @@ async fn relay(client: TcpStream, to: SocketAddr, asked: Arc<AtomicUsize>) {
 #[tokio::test]
 #[ignore = "needs a server with a model: make real-model"]
 async fn three_readers_of_one_generation_get_what_a_direct_stream_says() {
-    let url = std::env::var("ONEJOB_MODEL_URL").expect("ONEJOB_MODEL_URL=http://127.0.0.1:8080");
+    let url = std::env::var("MODEL_URL").expect("MODEL_URL=http://127.0.0.1:8080");
     let server: SocketAddr = url.trim_start_matches("http://").trim_end_matches('/').parse().expect("http://address:port");
-    let model = std::env::var("ONEJOB_MODEL").unwrap_or_else(|_| "default".to_owned());
+    let model = std::env::var("MODEL").unwrap_or_else(|_| "default".to_owned());
     let body = serde_json::json!({
         "model": model, "stream": true, "temperature": 0, "seed": 7, "max_tokens": 40,
         "messages": [{ "role": "user", "content": "Count from one to twenty in words, separated by commas." }],

@@ -281,8 +281,8 @@ mod tests {
 
     #[test]
     fn events_are_the_same_wherever_their_bytes_are_cut() {
-        let whole = "\u{feff}: a comment\r\ndata: one\r\ndata:two\r\n\r\nevent: named\rdata\rdata:  x\r\rid: 7\nretry: 3\n\nevent: bare\n\n\
-                     data: [DONE]\n\ndata: not ended";
+        let whole = "\u{feff}: a comment\r\ndata: one\r\ndata:two\r\n\r\nevent: named\rdata\rdata:  x\r\rid: 7\nretry: 3\n\n\
+                     event: bare\n\ndata: [DONE]\n\ndata: not ended";
         let expected = vec![pair("", "one\ntwo"), pair("named", "\n x"), pair("bare", ""), pair("", "[DONE]")];
         let bytes = whole.as_bytes();
         assert_eq!(events_of(&[bytes]), expected);

@@ -1,7 +1,7 @@
 //! A mirror of another gateway's streams, for the readers on this one.
 //!
-//! One for each job that somebody here waits for and that runs elsewhere: it asks for the stream, copies it from Redis as it is written
-//! there, and ends with its last reader. What became of the attempt it reads from the record, as everybody does.
+//! One for each job that somebody here waits for and that runs elsewhere: it asks for the stream, copies it from Redis as it is
+//! written there, and ends with its last reader. What became of the attempt it reads from the record, as everybody does.
 
 use std::sync::Arc;
 use std::time::Duration;
