@@ -1,6 +1,6 @@
 # onejob: every command of the house. `make` alone shows this list. Needs Rust (rust-version in Cargo.toml) and, for packages, apt-get.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-bench run test lint fmt unit series doc deny tools advisories storm faults bench duplicates-report peers
+.PHONY: help setup setup-run setup-bench run test lint fmt unit series doc deny tools advisories storm faults bench duplicates-report peers real-model
 CARGO_DENY_VERSION := 0.20.2
 # Tests kill gateways at these points. What is run, and what is released, is built without.
 POINTS := --features failpoints
@@ -56,6 +56,9 @@ peers: setup-run  ## the same failures through openai-python, LiteLLM's proxy an
 	cargo build --quiet
 	@test -x target/peers/bin/litellm || { python3 -m venv target/peers && target/peers/bin/pip -q install -r benches/peers/requirements.txt; }
 	target/peers/bin/python benches/peers/compare.py --onejob target/debug/onejob --json target/peers.json
+
+real-model: setup-run  ## a streamed completion by a real model through two gateways: MODEL_URL=http://127.0.0.1:8080, and MODEL if it wants a name
+	cargo test $(POINTS) --test it -- --ignored --nocapture --exact real_model::three_readers_of_one_generation_get_what_a_direct_stream_says
 
 doc:  ## the documentation's examples, and its links
 	cargo test --doc $(POINTS)

@@ -46,6 +46,7 @@ async fn main() -> Result<(), Error> {
             timeouts,
             idempotency_header: Some("Idempotency-Key".to_owned()),
             not_executed: vec![429],
+            stream: onejob::config::Stream::default(),
             result_bytes_max: 16 << 20,
             ca_file: None,
         },

@@ -21,10 +21,12 @@ mod check;
 mod describe;
 mod secret;
 mod sources;
+mod stream;
 
 pub use crate::policy::{Breaker, FailoverOn, Gate, LINGER_MAX, RetryBudget, TCP_USER_TIMEOUT};
 pub use secret::{RedisUrl, Secret};
 pub use sources::{Environment, Sources};
+pub use stream::{InvalidStreamEnd, InvalidStreamError, STREAM_WORD_BYTES_MAX, Stream, StreamEnd, StreamError};
 
 /// Most attempts of a route: what one job may cost stays a number that a person takes in at a glance.
 pub const ATTEMPTS_MAX: u32 = 32;
@@ -438,6 +440,8 @@ pub struct ProviderEntry {
     pub idempotency: Option<Idempotency>,
     /// Statuses that it swears mean "did nothing".
     pub not_executed: Vec<u16>,
+    /// How its streams of server-sent events are read.
+    pub stream: Stream,
     /// How much at once, and how often.
     pub limits: Limits,
     /// When it is left alone for a while. Absent: never.
@@ -460,6 +464,7 @@ impl Default for ProviderEntry {
             timeouts: Timeouts::default(),
             idempotency: None,
             not_executed: Vec::new(),
+            stream: Stream::default(),
             limits: Limits::default(),
             breaker: None,
             ca_file: None,

@@ -48,6 +48,10 @@ pub const HTTP_REQUESTS: &str = "onejob_http_requests_total";
 pub const WAITERS: &str = "onejob_waiters";
 /// Most requests that may wait for a job at once.
 pub const WAITERS_LIMIT: &str = "onejob_waiters_limit";
+/// Requests that read a stream.
+pub const STREAM_READERS: &str = "onejob_stream_readers";
+/// Readings of streams by how they ended: `whole`, `broken`, `left`.
+pub const STREAM_READS: &str = "onejob_stream_reads_total";
 /// 1 while Redis may evict open jobs and somebody allowed it.
 pub const EVICTION_ALLOWED: &str = "onejob_eviction_allowed";
 /// Results in hand that the store was offered and has not taken.
@@ -95,6 +99,7 @@ const SCRIPTS: &[&str] = &[
 const ERROR_CLASSES: &[&str] = &["not_executed", "ambiguous", "fatal"];
 const SWEPT: &[&str] = &["aborted", "unknown", "poisoned", "deadline", "stripped", "hint_dropped", "hint_repaired"];
 const SPOOL_FATES: &[&str] = &["written", "stored", "bad", "orphan", "refused"];
+const READ_ENDS: &[&str] = &["whole", "broken", "left"];
 const REBUILT_WHY: &[&str] = &["broken", "readonly", "timeouts", "foreign"];
 /// What a request asks for: the operation ids of the description, and `none`.
 pub(crate) const OPERATIONS: &[&str] = &[
@@ -200,7 +205,7 @@ impl Metric {
 }
 
 /// Every metric, for dashboards and tests, in the order of their names above.
-pub const ALL: [Metric; 26] = [
+pub const ALL: [Metric; 28] = [
     Metric::counter(SUBMITS, "Submits by result.", &[("result", Values::Words(SUBMIT_RESULTS))]),
     Metric::counter(
         ATTEMPTS,
@@ -235,6 +240,8 @@ pub const ALL: [Metric; 26] = [
     ),
     Metric::gauge(WAITERS, "Requests that wait for a job.", &[]),
     Metric::gauge(WAITERS_LIMIT, "Most requests that may wait for a job at once.", &[]),
+    Metric::gauge(STREAM_READERS, "Requests that read a stream.", &[]),
+    Metric::counter(STREAM_READS, "Readings of streams by how they ended.", &[("end", Values::Words(READ_ENDS))]),
     Metric::gauge(EVICTION_ALLOWED, "1 while Redis may evict open jobs and somebody allowed it.", &[]),
     Metric::gauge(RESULTS_IN_HAND, "Results in hand that the store was offered and has not taken.", &[]),
     Metric::gauge(SPOOL_RESULTS, "Results that wait in the spool directory.", &[]),
@@ -279,7 +286,7 @@ pub(crate) fn start_at_zero(providers: &[&str], routes: &[&str]) {
         fleet_permits(provider, 0);
     }
     // Gauges that are changed, not set.
-    for gauge in [WAITERS, RESULTS_IN_HAND] {
+    for gauge in [WAITERS, STREAM_READERS, RESULTS_IN_HAND] {
         gauge!(gauge).increment(0.0);
     }
 }
@@ -378,6 +385,18 @@ pub(crate) fn waiter_left() {
 
 pub(crate) fn waiters_limit(limit: usize) {
     gauge!(WAITERS_LIMIT).set(limit as f64);
+}
+
+#[cfg(feature = "gateway")]
+pub(crate) fn stream_reader_came() {
+    gauge!(STREAM_READERS).increment(1.0);
+}
+
+#[cfg(feature = "gateway")]
+pub(crate) fn stream_reader_left(end: &'static str) {
+    debug_assert!(READ_ENDS.contains(&end), "{end}");
+    gauge!(STREAM_READERS).decrement(1.0);
+    counter!(STREAM_READS, "end" => end).increment(1);
 }
 
 pub(crate) fn eviction_allowed(allowed: u8) {

@@ -33,6 +33,7 @@ mod attempts;
 mod outside;
 mod protection;
 mod spool;
+mod streams;
 mod submit;
 mod sweeper;
 mod timers;
@@ -43,11 +44,14 @@ mod words;
 
 pub use attempts::Drained;
 pub use protection::{Protection, ProviderProtection};
+#[cfg(feature = "gateway")]
+pub(crate) use streams::{Came, Next, Reader};
 pub use words::*;
 
 use attempts::{Running, Work};
 use protection::{Budgets, Guard};
 use spool::Spool;
+use streams::Streams;
 use timers::Timers;
 use waiters::{First, Seat, Waiters};
 
@@ -82,6 +86,7 @@ struct Inner {
     running: Mutex<HashMap<AttemptToken, Arc<Running>>>,
     timers: Timers,
     waiters: Waiters,
+    streams: Streams,
     /// Work on jobs. Joined on shutdown.
     work: TaskTracker,
     /// Sweeper, timers, subscriptions. Joined on shutdown, after the work.
@@ -146,6 +151,7 @@ impl Runtime {
             gateway: format!("{}-{}", options.gateway, &nonce[..6]),
             jobs: Arc::new(Semaphore::new(options.jobs_max)),
             waiters: Waiters::new(store.clone(), options.waiters_max, house.clone(), stopped.clone()),
+            streams: Streams::new(store.clone(), house.clone(), stopped.clone()),
             routes: routes.into_iter().map(|route| (route.name.clone(), Arc::new(route))).collect(),
             guarded: providers.values().any(|lane| lane.guard.is_some()),
             budgets: Budgets::new(&options.protection.retry_budgets),
@@ -224,8 +230,8 @@ impl Runtime {
     /// # Cancel safety
     /// Cancel safe. The job does not notice.
     pub async fn wait(&self, id: JobId, wait_for: WaitFor, within: Duration) -> Result<Arc<Job>, ReadError> {
-        let seat = self.inner.waiters.join(id.identity(), First::Read)?;
-        self.wait_on(seat, id, wait_for, within).await
+        let mut seat = self.inner.waiters.join(id.identity(), First::Read)?;
+        self.wait_on(&mut seat, id, wait_for, within).await
     }
 
     /// Takes a place among those who wait for a key's job, before it is submitted: then what comes of it is told without a read.
@@ -244,19 +250,19 @@ impl Runtime {
         within: Duration,
     ) -> Result<Arc<Job>, ReadError> {
         let id = receipt.job.id;
-        let Some(Expected(seat)) = expected else { return self.wait(id, wait_for, within).await };
+        let Some(Expected(mut seat)) = expected else { return self.wait(id, wait_for, within).await };
         if receipt.replayed == Replayed::Yes {
             // It may have ended before the place was taken.
             self.inner.waiters.wake(id.identity());
         }
-        match self.wait_on(seat, id, wait_for, within).await {
+        match self.wait_on(&mut seat, id, wait_for, within).await {
             // The place was among those who wait for the incarnation before.
             Err(ReadError::NotFound) => self.wait(id, wait_for, within).await,
             waited => waited,
         }
     }
 
-    async fn wait_on(&self, mut seat: Seat, id: JobId, wait_for: WaitFor, within: Duration) -> Result<Arc<Job>, ReadError> {
+    async fn wait_on(&self, seat: &mut Seat, id: JobId, wait_for: WaitFor, within: Duration) -> Result<Arc<Job>, ReadError> {
         let deadline = tokio::time::Instant::now() + within;
         let mut last = None;
         loop {

@@ -58,6 +58,7 @@ mod health;
 mod jobs;
 mod problem;
 mod proxy;
+mod streamed;
 
 pub use auth::{InvalidOwners, OPEN_OWNER, Owners, Tokens};
 pub use health::{MetricsError, RenderMetrics, metrics_recorder};
@@ -362,7 +363,7 @@ async fn upkeep(render: RenderMetrics, stopping: CancellationToken) {
 }
 
 /// What happens on a connection: enough to end one that does nothing.
-struct Activity {
+pub(crate) struct Activity {
     in_flight: AtomicUsize,
     last: Mutex<Instant>,
 }
@@ -380,10 +381,10 @@ impl Activity {
 }
 
 /// A request that is being answered.
-struct InFlight(Arc<Activity>);
+pub(crate) struct InFlight(Arc<Activity>);
 
 impl InFlight {
-    fn begin(activity: &Arc<Activity>) -> Self {
+    pub(crate) fn begin(activity: &Arc<Activity>) -> Self {
         activity.in_flight.fetch_add(1, Ordering::AcqRel);
         InFlight(Arc::clone(activity))
     }
@@ -401,8 +402,10 @@ async fn connection(stream: TcpStream, app: Arc<App>, router: Router, cut: Cance
     let _ = stream.set_nodelay(true);
     let activity = Arc::new(Activity { in_flight: AtomicUsize::new(0), last: Mutex::new(Instant::now()) });
     let seen = Arc::clone(&activity);
-    let service = service_fn(move |request: http::Request<Incoming>| {
+    let service = service_fn(move |mut request: http::Request<Incoming>| {
         let (router, in_flight) = (router.clone(), InFlight::begin(&seen));
+        // For an answer that comes in parts: it is still being answered when its head is there.
+        request.extensions_mut().insert(Arc::clone(&seen));
         async move {
             let response = router.oneshot(request.map(Body::new)).await;
             drop(in_flight);
@@ -447,10 +450,19 @@ async fn connection(stream: TcpStream, app: Arc<App>, router: Router, cut: Cance
         }
     }
     connection.as_mut().graceful_shutdown();
-    tokio::select! {
-        _ = connection => {}
-        () = cut.cancelled() => {}
-        () = tokio::time::sleep(options.answer_read_max) => {}
+    let read_max = options.answer_read_max;
+    let mut look_in = read_max;
+    loop {
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            () = cut.cancelled() => return,
+            () = tokio::time::sleep(look_in) => match activity.idle() {
+                Some(idle) if idle >= read_max => return,
+                Some(idle) => look_in = read_max - idle,
+                // An answer still comes; what is waited for has an end of its own.
+                None => look_in = read_max,
+            },
+        }
     }
 }
 

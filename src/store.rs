@@ -34,6 +34,7 @@ mod record;
 mod reply;
 mod retry;
 mod scripts;
+mod streams;
 #[cfg(test)]
 mod testing;
 mod transitions;
@@ -49,6 +50,8 @@ pub use protection::{
     AdmitCall, Admitted, BreakerRules, Counted, Failed, Kind, Opened, ProbeOutcome, Refused, ReportCall, Reported, Stands, Tally,
 };
 pub use scripts::Script;
+pub(crate) use streams::{Appended, STREAM_LIFE, StreamOf};
+pub(crate) use wake::Said;
 pub use wake::Wakeups;
 
 use keys::Keys;

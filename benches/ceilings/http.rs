@@ -1,5 +1,5 @@
 //! The gateway's side, loaded by `wrk` over loopback: submits against an axum handler that answers a constant, `/proxy` against
-//! nginx, duplicates and whole jobs.
+//! nginx, what each of the two adds to a direct call, duplicates and whole jobs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,6 +20,8 @@ use crate::report::{Aim, Report, Side};
 
 /// Connections of `wrk`, kept alive.
 const CONNECTIONS: u32 = 64;
+/// Connections of the comparison with a direct call: one call after another, and many at once.
+const OVERHEAD_CONNECTIONS: [u32; 2] = [1, 64];
 /// The gateway, built by the same call that built this.
 const ONEJOB: &str = env!("CARGO_BIN_EXE_onejob");
 const WRK_SCRIPT: &str = include_str!("submit.lua");
@@ -81,6 +83,7 @@ struct Ask<'a> {
     body: &'a str,
     keys: &'a str,
     wait_seconds: u32,
+    connections: u32,
 }
 
 /// One run of `wrk`. Anything but answers below 400 ends the measurement: a refusal is fast, and no figure.
@@ -93,7 +96,7 @@ async fn wrk(directory: &Path, ask: &Ask<'_>, window: Duration, servers: &[(&str
     let mut command = Command::new("wrk");
     // Whole seconds are the least that it knows.
     let seconds = window.as_secs_f64().ceil() as u64;
-    command.args(["-t", "1", "-c", &CONNECTIONS.to_string(), "-d", &format!("{seconds}s"), "--timeout", "20s"]);
+    command.args(["-t", "1", "-c", &ask.connections.to_string(), "-d", &format!("{seconds}s"), "--timeout", "20s"]);
     command.arg("-s").arg(&script).arg(ask.url).args(["--", ask.path, run, ask.keys, &ask.wait_seconds.to_string(), ask.body]);
     let output = command.kill_on_drop(true).output().await.context("cannot run wrk")?;
     let after = servers.iter().map(|(_, pid)| process::cpu(*pid)).collect::<Result<Vec<_>>>()?;
@@ -145,7 +148,7 @@ pub(crate) async fn submit_against_constant(bounds: Bounds, report: &mut Report)
         bail!("a submit was answered {answer:?}");
     }
     let constant = Constant::start(&answer, gateway.directory.path()).await?;
-    let ask = |url| Ask { url, path: "/v1/jobs", body: &body, keys: "new", wait_seconds: 0 };
+    let ask = |url| Ask { url, path: "/v1/jobs", body: &body, keys: "new", wait_seconds: 0, connections: CONNECTIONS };
     let ours = [("gateway", gateway.part.pid), ("redis", gateway.redis.part.pid)];
     let theirs = [("axum", constant.part.pid)];
     let directory = gateway.directory.path();
@@ -167,8 +170,16 @@ pub(crate) async fn proxy_against_nginx(bounds: Bounds, report: &mut Report) -> 
     let gateway = Gateway::start().await?;
     let directory = gateway.directory.path();
     let nginx = Nginx::start(&gateway.provider.url, directory).await?;
-    let through_us = Ask { url: &gateway.url, path: "/proxy/constant/v1/prints", body: INPUT, keys: "new", wait_seconds: 0 };
-    let through_nginx = Ask { url: &nginx.url, path: "/v1/prints", body: INPUT, keys: "new", wait_seconds: 0 };
+    let through_us = Ask {
+        url: &gateway.url,
+        path: "/proxy/constant/v1/prints",
+        body: INPUT,
+        keys: "new",
+        wait_seconds: 0,
+        connections: CONNECTIONS,
+    };
+    let through_nginx =
+        Ask { url: &nginx.url, path: "/v1/prints", body: INPUT, keys: "new", wait_seconds: 0, connections: CONNECTIONS };
     let provider = ("provider", gateway.provider.part.pid);
     let ours = [("gateway", gateway.part.pid), ("redis", gateway.redis.part.pid), provider];
     let theirs = [("nginx", nginx.part.pid), provider];
@@ -185,11 +196,42 @@ pub(crate) async fn proxy_against_nginx(bounds: Bounds, report: &mut Report) -> 
     Ok(())
 }
 
+/// What `/proxy`, and nginx, add to a direct call of the same provider: latencies by one connection and by many, by turns.
+pub(crate) async fn overhead(bounds: Bounds, report: &mut Report) -> Result<()> {
+    let gateway = Gateway::start().await?;
+    let directory = gateway.directory.path();
+    let nginx = Nginx::start(&gateway.provider.url, directory).await?;
+    for connections in OVERHEAD_CONNECTIONS {
+        let ask = |url, path| Ask { url, path, body: INPUT, keys: "new", wait_seconds: 0, connections };
+        let direct = ask(&gateway.provider.url, "/v1/prints");
+        let through_nginx = ask(&nginx.url, "/v1/prints");
+        let through_us = ask(&gateway.url, "/proxy/constant/v1/prints");
+        let provider = ("provider", gateway.provider.part.pid);
+        let theirs = [("nginx", nginx.part.pid), provider];
+        let ours = [("gateway", gateway.part.pid), ("redis", gateway.redis.part.pid), provider];
+        let mut rounds = Vec::new();
+        // The first round warms up.
+        for round in 0..=bounds.rounds {
+            gateway.redis.flush()?;
+            let sides = [
+                wrk(directory, &direct, bounds.window, &[provider]).await?,
+                wrk(directory, &through_nginx, bounds.window, &theirs).await?,
+                wrk(directory, &through_us, bounds.window, &ours).await?,
+            ];
+            if round > 0 {
+                rounds.push(sides);
+            }
+        }
+        report.overhead(connections, rounds);
+    }
+    Ok(())
+}
+
 /// `POST /v1/jobs` with `Prefer: wait`: submit, provider, finish, answer.
 pub(crate) async fn whole_jobs(bounds: Bounds, report: &mut Report) -> Result<()> {
     let gateway = Gateway::start().await?;
     let body = submit_body("constant");
-    let ask = Ask { url: &gateway.url, path: "/v1/jobs", body: &body, keys: "new", wait_seconds: 10 };
+    let ask = Ask { url: &gateway.url, path: "/v1/jobs", body: &body, keys: "new", wait_seconds: 10, connections: CONNECTIONS };
     let name = "whole job, HTTP with Prefer: wait, 64 connections";
     alone(&gateway, &ask, name, bounds, report).await
 }
@@ -198,7 +240,7 @@ pub(crate) async fn whole_jobs(bounds: Bounds, report: &mut Report) -> Result<()
 pub(crate) async fn duplicates(bounds: Bounds, report: &mut Report) -> Result<()> {
     let gateway = Gateway::start().await?;
     let body = submit_body("constant");
-    let ask = Ask { url: &gateway.url, path: "/v1/jobs", body: &body, keys: "same", wait_seconds: 10 };
+    let ask = Ask { url: &gateway.url, path: "/v1/jobs", body: &body, keys: "same", wait_seconds: 10, connections: CONNECTIONS };
     alone(&gateway, &ask, "duplicate of a finished job, HTTP, 64 connections", bounds, report).await
 }
 

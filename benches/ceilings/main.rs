@@ -40,12 +40,12 @@ const WHOLE: Bounds = Bounds { rounds: 7, window: Duration::from_millis(2500), j
 const SHORT: Bounds = Bounds { rounds: 5, window: Duration::from_millis(600), jobs: 20_000, waiters: 2_000 };
 
 /// Which parts to run.
-const PARTS: [&str; 8] = ["library", "http", "proxy", "jobs", "duplicates", "redis", "memory", "waiters"];
+const PARTS: [&str; 9] = ["library", "http", "proxy", "overhead", "jobs", "duplicates", "redis", "memory", "waiters"];
 
 const USAGE: &str = "\
 cargo bench --bench ceilings -- [--short] [--only PART]… [--rounds N] [--json FILE]
   --short       about two minutes instead of eight
-  --only PART   library, http, proxy, jobs, duplicates, redis, memory or waiters
+  --only PART   library, http, proxy, overhead, jobs, duplicates, redis, memory or waiters
   --json FILE   also writes what was measured, for programs";
 
 struct Arguments {
@@ -116,6 +116,7 @@ async fn run(arguments: &Arguments) -> Result<Report> {
             "library" => library::against_redis_benchmark(bounds, &mut report).await?,
             "http" => http::submit_against_constant(bounds, &mut report).await?,
             "proxy" => http::proxy_against_nginx(bounds, &mut report).await?,
+            "overhead" => http::overhead(bounds, &mut report).await?,
             "jobs" => {
                 library::whole_jobs(bounds, &mut report).await?;
                 http::whole_jobs(bounds, &mut report).await?;

@@ -45,6 +45,7 @@ pub(crate) struct Report {
     bounds: Bounds,
     machine: String,
     comparisons: Vec<Comparison>,
+    overheads: Vec<(u32, Vec<[Side; 3]>)>,
     alone: Vec<(String, Vec<Side>)>,
     steps: Vec<(String, Vec<Side>)>,
     bytes: Vec<(String, String, f64, Aim)>,
@@ -67,13 +68,27 @@ impl Report {
             .trim_start_matches(['\t', ':', ' ']);
         let cores = std::thread::available_parallelism()?;
         let machine = format!("{cores} × {model}");
-        Ok(Report { bounds, machine, comparisons: Vec::new(), alone: Vec::new(), steps: Vec::new(), bytes: Vec::new() })
+        Ok(Report {
+            bounds,
+            machine,
+            comparisons: Vec::new(),
+            overheads: Vec::new(),
+            alone: Vec::new(),
+            steps: Vec::new(),
+            bytes: Vec::new(),
+        })
     }
 
     pub(crate) fn comparison(&mut self, name: &str, ceiling: &str, aim: Aim, rounds: Vec<(Side, Side)>) {
         let comparison = Comparison { name: name.to_owned(), ceiling: ceiling.to_owned(), aim, rounds };
         eprintln!("  {}", comparison.row());
         self.comparisons.push(comparison);
+    }
+
+    /// Of each round: direct, by nginx, by onejob.
+    pub(crate) fn overhead(&mut self, connections: u32, rounds: Vec<[Side; 3]>) {
+        overhead_rows(connections, &rounds).iter().for_each(|row| eprintln!("  {row}"));
+        self.overheads.push((connections, rounds));
     }
 
     pub(crate) fn alone(&mut self, name: &str, sides: Vec<Side>) {
@@ -97,6 +112,12 @@ impl Report {
             text.push_str("\n| what | ops/s | ceiling | ops/s | ratio (min–max) | aim | CPU µs/op | ceiling's CPU µs/op |\n");
             text.push_str("|---|--:|---|--:|--:|--:|---|---|\n");
             self.comparisons.iter().for_each(|comparison| text.push_str(&format!("{}\n", comparison.row())));
+        }
+        if !self.overheads.is_empty() {
+            text.push_str("\n| one call | p50 ms | p99 ms | p50 / direct (min–max) | p99 / direct (min–max) | CPU µs/op |\n");
+            text.push_str("|---|--:|--:|--:|--:|---|\n");
+            let rows = self.overheads.iter().flat_map(|(connections, rounds)| overhead_rows(*connections, rounds));
+            rows.for_each(|row| text.push_str(&format!("{row}\n")));
         }
         for (head, rows) in [("what", &self.alone), ("what Redis does, by `redis-benchmark -c 50 -P 16`", &self.steps)] {
             if !rows.is_empty() {
@@ -130,11 +151,16 @@ impl Report {
         let bytes = self.bytes.iter().map(|(name, what, bytes, aim)| {
             json!({ "name": name, "what": what, "bytes": bytes, "aim": aim.words(), "met": aim.is_met(*bytes) })
         });
+        let overheads = self.overheads.iter().map(|(connections, rounds)| {
+            let by = |place: usize| rounds.iter().map(|round| round[place].to_json()).collect::<Vec<_>>();
+            json!({ "connections": connections, "direct": by(0), "nginx": by(1), "onejob": by(2) })
+        });
         json!({
             "machine": self.machine,
             "rounds": self.bounds.rounds,
             "window_ms": self.bounds.window.as_millis() as u64,
             "comparisons": comparisons.collect::<Vec<_>>(),
+            "overhead": overheads.collect::<Vec<_>>(),
             "alone": alone(&self.alone),
             "redis": alone(&self.steps),
             "memory": bytes.collect::<Vec<_>>(),
@@ -171,6 +197,24 @@ impl Comparison {
             spent(&theirs),
         )
     }
+}
+
+/// A row each for a direct call, one by nginx and one by onejob: medians, and their ratios to the direct call of the same round.
+fn overhead_rows(connections: u32, rounds: &[[Side; 3]]) -> Vec<String> {
+    let row = |(place, by): (usize, &str)| {
+        let sides: Vec<Side> = rounds.iter().map(|round| round[place].clone()).collect();
+        let of = |read: fn(&Side) -> f64| median(sides.iter().map(read).collect()) / 1000.0;
+        let ratio = |read: fn(&Side) -> f64| {
+            let mut ratios: Vec<f64> = rounds.iter().map(|round| read(&round[place]) / read(&round[0])).collect();
+            ratios.sort_by(f64::total_cmp);
+            let (least, most) = (ratios.first().copied().unwrap_or_default(), ratios.last().copied().unwrap_or_default());
+            format!("**{:.2}** ({least:.2}–{most:.2})", median(ratios))
+        };
+        let (p50, p99): (fn(&Side) -> f64, fn(&Side) -> f64) = (|side| side.p50_us, |side| side.p99_us);
+        let ratios = if place == 0 { "1 | 1".to_owned() } else { format!("{} | {}", ratio(p50), ratio(p99)) };
+        format!("| {by}, {connections} at once | {:.3} | {:.3} | {ratios} | {} |", of(p50), of(p99), spent(&sides))
+    };
+    ["direct", "by nginx proxy_pass", "by onejob /proxy"].into_iter().enumerate().map(row).collect()
 }
 
 fn verdict(aim: Aim, figure: f64) -> &'static str {

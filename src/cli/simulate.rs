@@ -25,6 +25,11 @@ JSON body chooses one for a request; PUT /behaviour changes the default.
   invalid_json       cuts the answer's last byte off
   size=N             pads the answer to at least N bytes
   echo_credential    repeats the request's Authorization
+  chunks=N           of a chat: its text in N pieces
+  pause=D            of a stream: waits D before each part but the first
+  part_bytes=N       of a stream: sends N bytes at once instead of an event
+  unmarked           of a stream: ends without its end marker
+  stream_error       of a stream: tells of an error in its last event
   refuse, refuse=D   alone: connecting is refused, for D
   random=SEED        alone: draws one of the above for each request";
 

@@ -427,6 +427,7 @@ impl Checker<'_> {
         if let Some(breaker) = &provider.breaker {
             self.breaker(&format!("{key}.breaker"), breaker);
         }
+        self.stream(&format!("{key}.stream"), provider);
         if let Some(file) = &provider.ca_file
             && let Err(error) = std::fs::File::open(file)
         {
@@ -548,6 +549,19 @@ impl Checker<'_> {
             if !seen.insert(lower) {
                 self.refuse(&key, None, "the header is there twice, in other letters", "write it once");
             }
+        }
+    }
+
+    fn stream(&mut self, key: &str, provider: &ProviderEntry) {
+        let super::Stream { end, error } = &provider.stream;
+        let key_of_end = format!("{key}.end");
+        self.count(&key_of_end, end.len(), LIST_MAX);
+        self.count(&format!("{key}.error"), error.len(), LIST_MAX);
+        if end.is_empty() {
+            self.refuse(&key_of_end, None, "it is empty, so no stream would ever be whole", "name the marker, or \"eof\"");
+        }
+        if end.len() > 1 && end.contains(&super::StreamEnd::Eof) {
+            self.refuse(&key_of_end, Some(&"eof"), "beside eof no marker would be asked for", "keep one of them");
         }
     }
 

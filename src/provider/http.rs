@@ -22,13 +22,15 @@ use http_body_util::Full;
 use self::connection::Connector;
 use self::exchange::{Exchange, Exchanged};
 use self::judge::{Answer, Hidden, Judge};
-use crate::config::{ProviderEntry, Timeouts};
+use self::stream::Listener;
+use crate::config::{ProviderEntry, Stream, Timeouts};
 use crate::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request};
 
 mod connection;
 mod exchange;
 mod judge;
 mod render;
+mod stream;
 
 /// Shortest bearer token: a shorter one could not be hidden in an answer without mangling ordinary text.
 pub const BEARER_BYTES_MIN: usize = 8;
@@ -57,6 +59,8 @@ pub struct HttpOptions {
     pub idempotency_header: Option<String>,
     /// Statuses that the provider swears mean "did nothing". Never 2xx.
     pub not_executed: Vec<u16>,
+    /// How its streams of server-sent events are read.
+    pub stream: Stream,
     /// Largest body of an answer.
     pub result_bytes_max: usize,
     /// A PEM file of the authorities to trust instead of the system's.
@@ -84,6 +88,7 @@ impl HttpOptions {
             timeouts: entry.timeouts,
             idempotency_header: entry.idempotency.as_ref().map(|idempotency| idempotency.header.clone()),
             not_executed: entry.not_executed.clone(),
+            stream: entry.stream.clone(),
             result_bytes_max,
             ca_file: entry.ca_file.clone(),
         }
@@ -101,6 +106,7 @@ impl fmt::Debug for HttpOptions {
             .field("timeouts", &self.timeouts)
             .field("idempotency_header", &self.idempotency_header)
             .field("not_executed", &self.not_executed)
+            .field("stream", &self.stream)
             .field("result_bytes_max", &self.result_bytes_max)
             .field("ca_file", &self.ca_file)
             .finish()
@@ -157,6 +163,7 @@ pub struct HttpProvider {
     authorization: Option<HeaderValue>,
     idempotency_header: Option<HeaderName>,
     judge: Judge,
+    stream: Stream,
     exchange: Exchange,
 }
 
@@ -189,6 +196,7 @@ impl HttpProvider {
             authorization,
             idempotency_header,
             judge: Judge { hidden: Hidden::new(options.bearer.as_deref()), not_executed: options.not_executed },
+            stream: options.stream,
             exchange: Exchange::new(connector, options.timeouts, options.result_bytes_max),
         })
     }
@@ -198,13 +206,17 @@ impl HttpProvider {
             Ok(request) => request,
             Err(reason) => return Outcome::NotSent { reason },
         };
-        match self.exchange.send(&request, &call.fence, call.deadline, &call.told).await {
+        let mut listener = Listener::new(&self.judge, &self.stream, &call.told);
+        match self.exchange.send(&request, &call.fence, call.deadline, &mut listener).await {
             Exchanged::NotSent { reason } => Outcome::NotSent { reason },
             Exchanged::Lost { reason } => Outcome::Unknown { reason },
-            Exchanged::Answered { head, body } => {
-                let answer = Answer { status: head.status, headers: &head.headers, body, method: request.method() };
-                self.judge.judge(answer)
-            }
+            Exchanged::Answered { head, body } => match listener.seen() {
+                Some(seen) if request.method() != http::Method::HEAD => self.judge.judge_stream(&head, body, seen, &self.stream),
+                Some(_) | None => {
+                    let answer = Answer { status: head.status, headers: &head.headers, body, method: request.method() };
+                    self.judge.judge(answer)
+                }
+            },
         }
     }
 

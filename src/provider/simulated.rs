@@ -31,8 +31,16 @@
 //! | `invalid_json` | declares JSON and cuts the answer's last byte off |
 //! | `size=N` | pads the answer to at least N bytes |
 //! | `echo_credential` | repeats the request's `Authorization` in body and headers |
+//! | `chunks=N` | of a chat: its text in N pieces |
+//! | `pause=D` | of a stream: waits D before each part but the first |
+//! | `part_bytes=N` | of a stream: sends N bytes at once instead of an event |
+//! | `unmarked` | of a stream: ends without its end marker, the framing complete |
+//! | `stream_error` | of a stream: tells of an error in its last event, then its end marker |
 //! | `refuse`, `refuse=D` | default only: connecting is refused, for D or until told otherwise; over HTTP it needs D |
 //! | `random=SEED` | alone: draws one of the above, the same for the same seed, job and attempt (without a job: the same key) |
+//!
+//! On a path that ends in `/chat/completions` the answer is an OpenAI-compatible chat completion, and with `"stream": true` in the
+//! request's body a stream of server-sent events. `half` of a stream is half of its parts, then the connection closes.
 //!
 //! For example `delay=200ms,drop`: executes, waits, and closes the connection.
 //!
@@ -54,6 +62,7 @@ use self::behaviour::Does;
 pub use self::behaviour::{Behaviour, InvalidBehaviour};
 
 mod behaviour;
+mod chat;
 mod server;
 
 /// Most entries that the ledger keeps; the oldest go first, and are counted in [`Ledger::dropped`].
@@ -276,6 +285,14 @@ struct Totals {
 struct Made {
     status: u16,
     body: Bytes,
+    kind: Kind,
+}
+
+/// What an answer's body is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Json,
+    Events,
 }
 
 /// What happened to a request after its arrival.

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
+use futures_util::future::OptionFuture;
 use tokio::sync::mpsc::Receiver;
 
 use crate::policy::LINGER_MAX;
 use crate::provider::{Outcome, Told};
 use crate::runtime::attempts::Running;
+use crate::runtime::streams::Writing;
 use crate::runtime::{Inner, verdict};
 
 /// How long after the outcome what was told before it may take to be heard.
@@ -26,7 +29,21 @@ pub(super) async fn hear(
     heard: Receiver<Told>,
     deadline: Instant,
 ) -> Outcome {
-    let mut listening = pin!(listen(runtime, attempt, heard));
+    let mut writing = runtime.streams.enter(attempt);
+    let outcome = hear_into(runtime, attempt, outcome, heard, deadline, &mut writing).await;
+    writing.end(&outcome);
+    outcome
+}
+
+async fn hear_into(
+    runtime: &Arc<Inner>,
+    attempt: &Running,
+    outcome: impl Future<Output = Outcome>,
+    heard: Receiver<Told>,
+    deadline: Instant,
+    writing: &mut Writing<'_>,
+) -> Outcome {
+    let mut listening = pin!(listen(runtime, attempt, heard, writing));
     let mut outcome = pin!(outcome);
     let mut listens = true;
     let mut bound = deadline + GRACE;
@@ -48,17 +65,29 @@ pub(super) async fn hear(
     outcome
 }
 
-async fn listen(runtime: &Arc<Inner>, attempt: &Running, mut heard: Receiver<Told>) {
-    while let Some(told) = heard.recv().await {
+async fn listen(runtime: &Arc<Inner>, attempt: &Running, mut heard: Receiver<Told>, writing: &mut Writing<'_>) {
+    // Beside the rest: while Redis is away it takes its time, and an answer that comes in parts must not wait for it.
+    let mut noting = OptionFuture::from(None);
+    loop {
+        let told = tokio::select! {
+            told = heard.recv() => told,
+            Some(()) = &mut noting => {
+                noting = OptionFuture::from(None);
+                continue;
+            }
+        };
         match told {
-            Told::Accepted { remote_id } => {
+            None => break,
+            Some(Told::Accepted { remote_id }) => {
                 tracing::debug!(job = %attempt.job, attempt = attempt.number, remote_id, "the provider took it on");
             }
-            Told::Overdue { reason } => {
+            Some(Told::Overdue { reason }) => {
                 attempt.overdue.store(true, Ordering::Relaxed);
-                verdict::overdue(runtime, attempt, &reason).await;
+                noting = OptionFuture::from(Some(async move { verdict::overdue(runtime, attempt, &reason).await }.boxed()));
             }
-            Told::Head { .. } | Told::Part(_) => {}
+            Some(Told::Head { status, headers }) => writing.begin(&attempt.lane.slot.name, status, headers),
+            Some(Told::Part(part)) => writing.push(&part),
         }
     }
+    noting.await;
 }

@@ -17,7 +17,7 @@ use crate::error::StoreError;
 use crate::job::{Identity, Job};
 use crate::metrics;
 use crate::runtime::{Inner, ReadError};
-use crate::store::{Read, Store};
+use crate::store::{Read, Said, Store};
 
 /// How often a job is read although nobody said that it changed.
 const POLL: Duration = Duration::from_secs(2);
@@ -248,12 +248,13 @@ pub(crate) async fn listen(runtime: Arc<Inner>) {
         };
         match wakeups {
             Ok(mut wakeups) => loop {
-                let identity = tokio::select! {
+                let said = tokio::select! {
                     () = stopped.cancelled() => return,
-                    identity = wakeups.next() => identity,
+                    said = wakeups.next() => said,
                 };
-                match identity {
-                    Some(identity) => runtime.waiters.wake(identity),
+                match said {
+                    Some(Said::Changed(identity)) => runtime.waiters.wake(identity),
+                    Some(Said::StreamWanted(job)) => runtime.streams.wanted(job),
                     None => {
                         tracing::warn!("the subscription to wake-ups is lost; waiting goes on by polling until it stands again");
                         break;

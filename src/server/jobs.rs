@@ -22,7 +22,7 @@ use crate::config::Role;
 use crate::error::StoreError;
 use crate::job::{Job, JobId, JobState};
 use crate::provider;
-use crate::runtime::{Expected, ListState, ReadError, Receipt, Replayed, Submission, SubmitError, WaitFor};
+use crate::runtime::{Came, Expected, ListState, ReadError, Receipt, Replayed, Submission, SubmitError, WaitFor};
 use crate::server::App;
 use crate::server::answer;
 use crate::server::auth::Caller;
@@ -151,12 +151,29 @@ pub(crate) async fn wait_for(
         waited = app.runtime.wait_expected(expected, &receipt, wait_for, within) => waited,
         () = app.stopping.cancelled() => app.runtime.read(job.id).await,
     };
-    match waited {
-        Ok(job) => Ok(job),
-        Err(error @ ReadError::TooManyWaiters { .. }) => Err(Problem::from(error).job(job.id)),
+    waited.map_err(|error| waited_in_vain(error, job.id))
+}
+
+/// Waits as [`wait_for`] does for a job to settle, or until its answer begins to come in parts.
+pub(crate) async fn wait_or_read(
+    app: &App,
+    expected: Option<Expected>,
+    receipt: Receipt,
+    within: Duration,
+) -> Result<Came, Problem> {
+    let job = &receipt.job;
+    let waited = tokio::select! {
+        waited = app.runtime.wait_or_read(expected, &receipt, within) => waited,
+        () = app.stopping.cancelled() => app.runtime.read(job.id).await.map(Came::Job),
+    };
+    waited.map_err(|error| waited_in_vain(error, job.id))
+}
+
+fn waited_in_vain(error: ReadError, id: JobId) -> Problem {
+    match error {
         // A released key has meanwhile been given to another incarnation: this one is what it was.
-        Err(ReadError::NotFound) => Err(Problem::job_unknown()),
-        Err(error @ (ReadError::Gone(_) | ReadError::Store(_))) => Err(Problem::from(error).job(job.id)),
+        ReadError::NotFound => Problem::job_unknown(),
+        ReadError::TooManyWaiters { .. } | ReadError::Gone(_) | ReadError::Store(_) => Problem::from(error).job(id),
     }
 }
 

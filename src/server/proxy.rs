@@ -2,8 +2,9 @@
 //!
 //! A request that may change something needs an `Idempotency-Key` and becomes a job; the answer is the provider's own, status,
 //! headers and body, as it is stored, and it is replayed byte for byte. There is no 202 here: a client of the provider would take
-//! it for the result. So it waits, and then says 504 with whether the same request again may help. `GET` and `HEAD` pass through
-//! without a job.
+//! it for the result. So it waits, and then says 504 with whether the same request again may help. An answer that is a stream of
+//! server-sent events passes through as it comes; the same request meanwhile reads it from its beginning, on any gateway. `GET` and
+//! `HEAD` pass through without a job.
 //!
 //! `Authorization` names the owner and stops here; the provider's credential comes from the configuration.
 
@@ -20,14 +21,16 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::config::Role;
 use crate::job::{Job, JobState};
 use crate::provider::{self, Outcome};
-use crate::runtime::{Submission, WaitFor};
-use crate::server::App;
+use crate::runtime::{Came, Reader, Submission};
 use crate::server::answer;
 use crate::server::auth::Caller;
 use crate::server::body;
 use crate::server::headers::{IDEMPOTENCY_EXPIRES, IDEMPOTENCY_REPLAYED, IdempotencyKey, JOB_ID, PROVIDER};
-use crate::server::jobs::{check_route, content_type, expires_header, replayed_header, result_of, submit, traceparent, wait_for};
+use crate::server::jobs::{
+    check_route, content_type, expires_header, replayed_header, result_of, submit, traceparent, wait_or_read,
+};
 use crate::server::problem::{Document, Kind, Problem, SHOULD_RETRY};
+use crate::server::{Activity, App, streamed};
 
 const PREFIX: &str = "/proxy/";
 /// What is always sent on: which answers are understood, and how the body's bytes are to be read.
@@ -38,6 +41,9 @@ const ALWAYS_FORWARDED: [&str; 2] = ["accept", "content-encoding"];
 /// The same key attaches to the same job and is answered the same, byte for byte, with `Idempotency-Replayed: true`. 504 if there
 /// is no answer yet: `attempt-unknown` (only a resolution or a late answer changes it) or `still-running` (the same request again
 /// waits on).
+///
+/// A stream of server-sent events is passed on as it comes, and ends well only once it is stored as the result; a response that is
+/// broken off was not, and the same request again tells what became of it.
 #[utoipa::path(
     method(post, put, patch, delete), path = "/proxy/{route}/{*rest}", operation_id = "proxy", tag = "proxy",
     params(
@@ -62,7 +68,7 @@ pub(crate) async fn proxy(
     request: Request,
 ) -> Result<Response, Problem> {
     caller.must(Role::Submit)?;
-    let (Parts { method, uri, headers, .. }, body) = request.into_parts();
+    let (Parts { method, uri, headers, mut extensions, .. }, body) = request.into_parts();
     let route = route_of(&params)?;
     let content_type = content_type(&headers)?;
     let forwarded = forwarded(&app, &route, &headers)?;
@@ -85,18 +91,39 @@ pub(crate) async fn proxy(
     let replayed = receipt.replayed;
     let settled = receipt.job.is_ended() || receipt.job.state == JobState::Unknown;
     let within = app.options.proxy_wait;
-    let job = if settled { receipt.job } else { wait_for(&app, expected, receipt, WaitFor::Settled, within).await? };
-    let mut response = match answer(&app, &job).await {
-        Ok(response) => response,
-        Err(problem) => problem.job(job.id).into_response(),
+    let id = receipt.job.id;
+    let came = if settled { Came::Job(receipt.job) } else { wait_or_read(&app, expected, receipt, within).await? };
+    let mut response = match came {
+        Came::Stream(reader) => stream(&app, reader, extensions.remove::<Arc<Activity>>())?,
+        Came::Job(job) => {
+            let mut response = match answer(&app, &job).await {
+                Ok(response) => response,
+                Err(problem) => problem.job(id).into_response(),
+            };
+            if job.is_ended() {
+                expires_header(response.headers_mut(), &job);
+            }
+            response
+        }
     };
     let headers = response.headers_mut();
     replayed_header(headers, replayed);
-    headers.insert(JOB_ID, HeaderValue::from_str(&job.id.to_string()).expect("a job id is visible ASCII"));
-    if job.is_ended() {
-        expires_header(headers, &job);
-    }
+    headers.insert(JOB_ID, HeaderValue::from_str(&id.to_string()).expect("a job id is visible ASCII"));
     Ok(response)
+}
+
+/// An answer that comes in parts: its head now, its body as it comes.
+fn stream(app: &Arc<App>, reader: Reader, activity: Option<Arc<Activity>>) -> Result<Response, Problem> {
+    let mut response = replay(reader.head().clone(), None)?;
+    provider_header(&mut response, reader.provider());
+    *response.body_mut() = streamed::body(Arc::clone(app), reader, activity);
+    Ok(response)
+}
+
+fn provider_header(response: &mut Response, provider: &str) {
+    if let Ok(provider) = HeaderValue::from_str(provider) {
+        response.headers_mut().insert(PROVIDER, provider);
+    }
 }
 
 /// What a job is answered with: its stored answer, or why there is none.
@@ -122,9 +149,8 @@ async fn answer(app: &App, job: &Job) -> Result<Response, Problem> {
         return Err(Problem::new(Kind::JobFailed, because("every attempt definitely failed".to_owned())));
     };
     let mut response = replay(stored.response, stored.share)?;
-    let provider = job.winner().or_else(|| job.attempts.last()).map(|attempt| attempt.provider.as_str());
-    if let Some(provider) = provider.and_then(|name| HeaderValue::from_str(name).ok()) {
-        response.headers_mut().insert(PROVIDER, provider);
+    if let Some(attempt) = job.winner().or_else(|| job.attempts.last()) {
+        provider_header(&mut response, &attempt.provider);
     }
     if job.state == JobState::Failed && !job.rules.releases_on_failure {
         // The key stands for this refusal: whatever the provider says, the same request again is answered the same.

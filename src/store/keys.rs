@@ -2,6 +2,7 @@
 
 use crate::fingerprint::{Sha256Bytes, hex};
 use crate::job::Identity;
+use crate::store::StreamOf;
 
 /// The keys under one prefix.
 #[derive(Clone, Debug)]
@@ -22,6 +23,12 @@ impl Keys {
     /// Bytes too large for the record, named by their content: STRING.
     pub(crate) fn blob(&self, identity: Identity, sha256: &Sha256Bytes) -> String {
         format!("{}:{{{identity}}}:b:{}", self.prefix, hex(sha256))
+    }
+
+    /// The parts of an attempt's answer while it comes: STREAM.
+    pub(crate) fn stream(&self, of: StreamOf) -> String {
+        let StreamOf { job, attempt } = of;
+        format!("{}:{{{}}}:s:{job}-{attempt}", self.prefix, job.identity())
     }
 
     /// When to look at a job: ZSET.

@@ -625,6 +625,8 @@ fn every_number_and_time_has_limits() {
         ("provider.laser.path", &["prints", "", "/a b", "/a#b"]),
         ("provider.laser.method", &["post", "", "CONNECT", "P OST"]),
         ("provider.laser.not_executed", &["[200]", "[600]", "[429, 429]"]),
+        ("provider.laser.stream.end", &["[]", "done", "[\"eof\", \"data: x\"]"]),
+        ("provider.laser.stream.error", &["error"]),
         ("provider.laser.limits.in_flight", &["0"]),
         ("provider.laser.limits.fleet_in_flight", &["0", "1000001"]),
         ("provider.laser.limits.per_second", &["0", "-1", "1000001"]),
@@ -684,4 +686,17 @@ fn a_late_answer_is_listened_for_no_longer_than_the_limit() {
     assert_eq!(linger(", linger = \"1h\"").unwrap(), Duration::from_secs(3600));
     let refused = linger(", linger = \"3601s\"").unwrap_err().to_string();
     assert!(refused.contains("provider.laser.timeouts.linger = 1h 1s") && refused.contains("longer than 1h"), "{refused}");
+}
+
+#[test]
+fn the_end_marker_of_a_stream_is_one_text_or_several() {
+    use onejob::config::{Stream, StreamEnd, StreamError};
+    let stream = |given: Given| given.load().unwrap().provider["laser"].stream.clone();
+    assert_eq!(stream(with("")), Stream::default());
+    let one = stream(with("").flag("provider.laser.stream.end", "event: message_stop").flag("provider.laser.stream.error", "[]"));
+    assert_eq!(one, Stream { end: vec![StreamEnd::Event("message_stop".to_owned())], error: Vec::new() });
+    let several = with("").flag("provider.laser.stream", r#"{ end = ["data: [DONE]", "event: end"], error = "/failure" }"#);
+    let several = stream(several);
+    assert_eq!(several.end.len(), 2);
+    assert_eq!(several.error, [StreamError::Pointer("/failure".to_owned())]);
 }

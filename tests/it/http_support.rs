@@ -252,6 +252,44 @@ impl Answer {
     }
 }
 
+/// An answer whose body is still to come. Dropping it closes its connection.
+pub struct Opened {
+    pub status: u16,
+    pub headers: http::HeaderMap,
+    body: hyper::body::Incoming,
+    /// What was read of it.
+    pub read: Vec<u8>,
+}
+
+impl Opened {
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// Reads on until the body has this text; false if it ends before, in whatever way.
+    pub async fn reads(&mut self, text: &str) -> bool {
+        let has = |read: &[u8]| read.windows(text.len()).any(|window| window == text.as_bytes());
+        while !has(&self.read) {
+            match tokio::time::timeout(SOON, self.body.frame()).await.expect("something comes, or it ends") {
+                Some(Ok(frame)) => self.read.extend_from_slice(&frame.into_data().unwrap()),
+                Some(Err(_)) | None => return false,
+            }
+        }
+        true
+    }
+
+    /// Reads to the end: the whole body, or what was read of one that was broken off.
+    pub async fn end(mut self) -> Result<Vec<u8>, Vec<u8>> {
+        loop {
+            match tokio::time::timeout(SOON, self.body.frame()).await.expect("something comes, or it ends") {
+                Some(Ok(frame)) => self.read.extend_from_slice(&frame.into_data().unwrap()),
+                Some(Err(_)) => return Err(self.read),
+                None => return Ok(self.read),
+            }
+        }
+    }
+}
+
 /// A client of one owner at one gateway.
 #[derive(Clone)]
 pub struct Client {
@@ -288,6 +326,18 @@ impl Client {
         let response = self.http.request(request).await.unwrap();
         let (head, body) = response.into_parts();
         Answer { status: head.status.as_u16(), headers: head.headers, body: body.collect().await.unwrap().to_bytes() }
+    }
+
+    /// Posts JSON under a key, and returns as soon as the answer's head is there.
+    pub async fn open(&self, path: &str, key: &str, json: &str) -> Opened {
+        let mut request = http::Request::builder().method("POST").uri(format!("http://{}{path}", self.addr));
+        if !self.token.is_empty() {
+            request = request.header("authorization", format!("Bearer {}", self.token));
+        }
+        request = request.header("content-type", "application/json").header("idempotency-key", key);
+        let request = request.body(Full::new(Bytes::from(json.to_owned()))).unwrap();
+        let (head, body) = self.http.request(request).await.unwrap().into_parts();
+        Opened { status: head.status.as_u16(), headers: head.headers, body, read: Vec::new() }
     }
 
     pub async fn get(&self, path: &str) -> Answer {

@@ -24,6 +24,7 @@ mod http_health;
 mod http_jobs;
 mod http_limits;
 mod http_proxy;
+mod http_streams;
 mod http_support;
 mod http_wait;
 #[cfg(feature = "failpoints")]
@@ -34,6 +35,7 @@ mod private_redis;
 mod processes;
 mod provider_http;
 mod random;
+mod real_model;
 mod redis_faults;
 mod runtime;
 mod scenes;

@@ -10,6 +10,7 @@ use http_body::Body as _;
 use http_body_util::{BodyExt as _, Full};
 
 use super::connection::{Connection, Connector, Left, Pool};
+use super::stream::Listener;
 use crate::config::Timeouts;
 use crate::failpoint::failpoint;
 use crate::provider::{Fence, Telling, Told};
@@ -65,7 +66,7 @@ impl Exchange {
         Exchange { connector, pool: Pool::default(), timeouts, result_bytes_max }
     }
 
-    /// Sends a request and reads its whole answer.
+    /// Sends a request and reads its whole answer, which the listener hears as it comes.
     ///
     /// Once its time is over though something may have left, that is told, and a late answer is listened for.
     pub(super) async fn send(
@@ -73,7 +74,7 @@ impl Exchange {
         request: &http::Request<Full<Bytes>>,
         fence: &Fence,
         deadline: Instant,
-        told: &Telling,
+        listener: &mut Listener<'_>,
     ) -> Exchanged {
         let mut clock = Clock::start(self.timeouts, deadline);
         let mut idle = self.pool.take().await;
@@ -95,12 +96,12 @@ impl Exchange {
             let mut head = clock.first_byte(&mut sending).await;
             if let Err(timeout) = &head
                 && connection.gate.left() == Left::MaybeSome
-                && clock.linger(told, timeout).await == Late::Listens
+                && clock.linger(listener.told(), timeout).await == Late::Listens
             {
                 head = clock.first_byte(sending).await;
             }
             let reason = match head {
-                Ok(Ok(head)) => return self.receive(connection, head, clock, told).await,
+                Ok(Ok(head)) => return self.receive(connection, head, clock, listener).await,
                 Ok(Err(error)) => lost(&error),
                 Err(timeout) => timeout,
             };
@@ -125,7 +126,7 @@ impl Exchange {
         connection: Connection,
         head: http::Response<hyper::body::Incoming>,
         mut clock: Clock,
-        told: &Telling,
+        listener: &mut Listener<'_>,
     ) -> Exchanged {
         let (head, mut body) = head.into_parts();
         let declared = body.size_hint().lower();
@@ -133,6 +134,7 @@ impl Exchange {
         if declared > self.result_bytes_max as u64 {
             return Exchanged::Lost { reason: self.too_large(head.status) };
         }
+        listener.head(&head).await;
         loop {
             let frame = match clock.idle(body.frame()).await {
                 Ok(None) => break,
@@ -142,7 +144,7 @@ impl Exchange {
                     return Exchanged::Lost { reason };
                 }
                 Err(reason) if connection.gate.left() == Left::Nothing => return Exchanged::Lost { reason },
-                Err(reason) => match clock.linger(told, &reason).await {
+                Err(reason) => match clock.linger(listener.told(), &reason).await {
                     Late::Listens => continue,
                     Late::GivesUp => return Exchanged::Lost { reason },
                 },
@@ -152,8 +154,9 @@ impl Exchange {
             if bytes.len() + data.len() > self.result_bytes_max {
                 return Exchanged::Lost { reason: self.too_large(head.status) };
             }
-            bytes.extend_from_slice(&data);
+            listener.part(data, &mut bytes).await;
         }
+        listener.end(&mut bytes);
         if connection.gate.shut() == Left::Nothing {
             return Exchanged::NotSent { reason: "reset: the provider answered before it was asked".to_owned() };
         }

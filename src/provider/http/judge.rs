@@ -13,6 +13,9 @@
 //! A body is complete when its framing says so. One that ends with the connection does not say; it counts as complete only if it
 //! is a JSON object, array or string, which name their own end. A body in a content coding is kept as it is, and neither its JSON
 //! nor a secret in it can be seen; the adapter never asks for one.
+//!
+//! A stream of server-sent events (2xx) is complete when its end marker was there, too; without a framing, when nothing came after
+//! it. One that told of an error is unknown, marker or not: the work had begun, and nothing says how much of it was done.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -20,8 +23,11 @@ use http::header::{self, HeaderMap, HeaderName};
 use http::{Method, StatusCode};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::stream::Seen;
+use crate::config::{Stream, StreamEnd};
 use crate::provider::{Outcome, Response};
 
 /// Longest name that is believed for a remote id or a model, in bytes.
@@ -77,6 +83,25 @@ impl Judge {
         }
     }
 
+    /// What a stream means that was heard to its end.
+    pub(super) fn judge_stream(&self, head: &http::response::Parts, body: Vec<u8>, seen: Seen, marks: &Stream) -> Outcome {
+        let (status, bytes) = (head.status.as_u16(), body.len());
+        if let Some(error) = seen.failed {
+            return Outcome::Unknown { reason: format!("stream_error: {status}, and its stream told of an error ({error})") };
+        }
+        let framed = is_framed(&head.headers);
+        let whole = match framed {
+            true => seen.ended || marks.end.contains(&StreamEnd::Eof),
+            false => seen.ended_last,
+        };
+        if !whole {
+            let reason = format!("truncated: the stream ended without its end marker, after {bytes} bytes");
+            return Outcome::Unknown { reason };
+        }
+        let response = Response { status, headers: self.kept(&head.headers), body: body.into() };
+        Outcome::Succeeded { response, remote_id: seen.named.id, model: seen.named.model }
+    }
+
     fn meaning(&self, status: u16) -> Meaning {
         match status {
             200..=299 => Meaning::Done,
@@ -87,7 +112,7 @@ impl Judge {
     }
 
     /// The answer's end-to-end headers, without cookies, and without its length, which whoever passes it on computes again.
-    fn kept(&self, headers: &HeaderMap) -> Vec<(String, String)> {
+    pub(super) fn kept(&self, headers: &HeaderMap) -> Vec<(String, String)> {
         let named: Vec<String> = headers
             .get_all(header::CONNECTION)
             .iter()
@@ -134,10 +159,10 @@ fn json(body: &[u8]) -> Option<&str> {
 }
 
 /// What an answer says of itself, at its top.
-#[derive(Default)]
-struct Named {
-    id: Option<String>,
-    model: Option<String>,
+#[derive(Debug, Default)]
+pub(super) struct Named {
+    pub(super) id: Option<String>,
+    pub(super) model: Option<String>,
 }
 
 impl Named {
@@ -151,12 +176,25 @@ impl Named {
         }
         let name = |value: Option<&RawValue>| {
             let name: String = serde_json::from_str(value?.get()).ok()?;
-            let sound = !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.chars().any(char::is_control);
-            sound.then_some(name)
+            is_name(&name).then_some(name)
         };
         let Ok(top) = serde_json::from_str::<Top<'_>>(json) else { return Named::default() };
         Named { id: name(top.id), model: name(top.model) }
     }
+
+    /// What an event of a stream says.
+    pub(super) fn of(json: &Value) -> Self {
+        let name = |field: &str| json.get(field).and_then(Value::as_str).filter(|name| is_name(name)).map(str::to_owned);
+        Named { id: name("id"), model: name("model") }
+    }
+
+    pub(super) fn is_anonymous(&self) -> bool {
+        self.id.is_none() && self.model.is_none()
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.chars().any(char::is_control)
 }
 
 /// Reads `Retry-After` in both of its forms. A date counts from the answer's own `Date`, so that the clocks need not agree.
@@ -190,7 +228,7 @@ fn unix_seconds(date: &str) -> Option<u64> {
 }
 
 /// What stands where a secret was.
-const HIDDEN: &str = "[hidden]";
+pub(super) const HIDDEN: &str = "[hidden]";
 
 /// The credential, in the forms in which a provider's answer may repeat it. It never reaches a result.
 pub(super) struct Hidden(Vec<String>);
@@ -202,6 +240,10 @@ impl Hidden {
         let mut forms: Vec<String> = forms.collect();
         forms.dedup();
         Hidden(forms)
+    }
+
+    pub(super) fn forms(&self) -> &[String] {
+        &self.0
     }
 
     fn hide(&self, body: Vec<u8>) -> Vec<u8> {

@@ -10,6 +10,8 @@ use crate::fingerprint::sha256;
 const DURATION_MAX: Duration = Duration::from_secs(3600);
 /// The largest answer.
 const SIZE_BYTES_MAX: usize = 64 << 20;
+/// Most pieces of a chat's text.
+const CHUNKS_MAX: usize = 100_000;
 /// The longest behaviour, in bytes.
 const TEXT_BYTES_MAX: usize = 256;
 
@@ -60,6 +62,12 @@ pub(super) struct Treatment {
     pub(super) json: Json,
     pub(super) size_bytes: usize,
     pub(super) credential: Credential,
+    /// Pieces of a chat's text; `None` for as many as it has of itself.
+    pub(super) chunks: Option<usize>,
+    pub(super) pause: Duration,
+    /// Bytes of a stream that are sent at once; 0 for an event.
+    pub(super) part_bytes: usize,
+    pub(super) marker: Marker,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +102,14 @@ pub(super) enum Credential {
     Echoed,
 }
 
+/// What a stream ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Marker {
+    Done,
+    Missing,
+    Error,
+}
+
 impl Treatment {
     const SUCCEED: Treatment = Treatment {
         executes: Executes::Yes,
@@ -107,6 +123,10 @@ impl Treatment {
         json: Json::Valid,
         size_bytes: 0,
         credential: Credential::Kept,
+        chunks: None,
+        pause: Duration::ZERO,
+        part_bytes: 0,
+        marker: Marker::Done,
     };
 }
 
@@ -168,7 +188,7 @@ fn treatment(words: &[(&str, Option<&str>)]) -> Result<Treatment, String> {
         if named.contains(&name) {
             return Err(format!("{name} is said twice"));
         }
-        let exclusive = [VERDICTS, ENDINGS].into_iter().find(|group| group.contains(&name));
+        let exclusive = [VERDICTS, ENDINGS, MARKERS].into_iter().find(|group| group.contains(&name));
         if let Some(other) = exclusive.and_then(|group| named.iter().find(|other| group.contains(*other))) {
             return Err(format!("{other} and {name} exclude each other"));
         }
@@ -189,6 +209,11 @@ fn treatment(words: &[(&str, Option<&str>)]) -> Result<Treatment, String> {
             ("slow_body", Some(value)) => treatment.slow_body = duration(value)?,
             ("invalid_json", None) => treatment.json = Json::Cut,
             ("size", Some(value)) => treatment.size_bytes = size(value)?,
+            ("chunks", Some(value)) => treatment.chunks = Some(chunks(value)?),
+            ("pause", Some(value)) => treatment.pause = duration(value)?,
+            ("part_bytes", Some(value)) => treatment.part_bytes = size(value)?,
+            ("unmarked", None) => treatment.marker = Marker::Missing,
+            ("stream_error", None) => treatment.marker = Marker::Error,
             ("echo_credential", None) => treatment.credential = Credential::Echoed,
             ("refuse" | "random", _) => return Err(format!("{name} stands alone: {name}=…")),
             (name, Some(_)) if PLAIN.contains(&name) => return Err(format!("{name} takes no value")),
@@ -201,8 +226,22 @@ fn treatment(words: &[(&str, Option<&str>)]) -> Result<Treatment, String> {
 
 const VERDICTS: &[&str] = &["succeed", "status", "refuse_status", "jam"];
 const ENDINGS: &[&str] = &["drop", "half", "hang"];
-const PLAIN: &[&str] = &["succeed", "jam", "unexecuted", "drop", "half", "hang", "chunked", "invalid_json", "echo_credential"];
-const VALUED: &[&str] = &["status", "refuse_status", "retry_after", "queue", "delay", "slow_body", "size"];
+const MARKERS: &[&str] = &["unmarked", "stream_error"];
+const PLAIN: &[&str] = &[
+    "succeed",
+    "jam",
+    "unexecuted",
+    "drop",
+    "half",
+    "hang",
+    "chunked",
+    "invalid_json",
+    "echo_credential",
+    "unmarked",
+    "stream_error",
+];
+const VALUED: &[&str] =
+    &["status", "refuse_status", "retry_after", "queue", "delay", "slow_body", "size", "chunks", "pause", "part_bytes"];
 
 fn words_known() -> String {
     let mut words = [PLAIN, VALUED, &["refuse", "random"]].concat();
@@ -219,6 +258,11 @@ fn duration(value: &str) -> Result<Duration, String> {
 fn status(value: &str) -> Result<u16, String> {
     let status = value.parse().ok().filter(|status| (200..600).contains(status));
     status.ok_or_else(|| format!("status {value:?} is not one from 200 to 599"))
+}
+
+fn chunks(value: &str) -> Result<usize, String> {
+    let chunks = value.parse().ok().filter(|chunks| (1..=CHUNKS_MAX).contains(chunks));
+    chunks.ok_or_else(|| format!("chunks {value:?} is not a number from 1 to {CHUNKS_MAX}"))
 }
 
 fn size(value: &str) -> Result<usize, String> {
@@ -297,6 +341,8 @@ mod tests {
             ("status=99", "from 200 to 599"),
             ("size=99999999999", "up to 67108864"),
             ("random=x", "no whole number"),
+            ("chunks=0", "from 1 to 100000"),
+            ("unmarked,stream_error", "exclude each other"),
         ] {
             let error = text.parse::<Behaviour>().unwrap_err();
             assert!(error.problem.contains(problem), "{text}: {error}");

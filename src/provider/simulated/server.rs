@@ -32,7 +32,8 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use super::behaviour::{Behaviour, Credential, Does, Ending, Executes, Framing, InvalidBehaviour, Json, Treatment};
-use super::{BEHAVIOUR_HEADER, BODY_BYTES_MAX, Entry, KEY_HEADER, Made, Mark, Refusal, Shared, Standing};
+use super::chat::{self, Said};
+use super::{BEHAVIOUR_HEADER, BODY_BYTES_MAX, Entry, KEY_HEADER, Kind, Made, Mark, Refusal, Shared, Standing};
 use crate::fingerprint::{hex, sha256};
 use crate::provider::http::{ATTEMPT_HEADER, JOB_ID_HEADER};
 
@@ -342,6 +343,9 @@ async fn execute(app: App, order: Order, treatment: Treatment, sequence: u64) ->
     let status = treatment.status;
     Some(match treatment.executes {
         Executes::Yes => app.shared.execute(sequence, order.header(KEY_HEADER), |number, id| {
+            if chat::is_chat(&order.path) {
+                return chatted(&app, &order, number, id, &treatment);
+            }
             made(executed(&app, &order, number, id), &order, &treatment)
         }),
         Executes::No if status == 422 => made(refusal("jam", "the paper is jammed; nothing was printed"), &order, &treatment),
@@ -362,16 +366,20 @@ fn executed(app: &App, order: &Order, number: u64, id: &str) -> Value {
     if let Some(input) = order.json().remove("input") {
         value["input"] = input;
     }
-    // As OpenAI-compatible APIs answer.
-    if order.path.split('?').next().is_some_and(|path| path.ends_with("/chat/completions")) {
-        value["object"] = json!("chat.completion");
-        value["created"] = json!(super::unix_ms() / 1000);
-        let content = format!("execution {number} by {}", app.shared.name);
-        value["choices"] =
-            json!([{ "index": 0, "message": { "role": "assistant", "content": content }, "finish_reason": "stop" }]);
-        value["usage"] = json!({ "prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2 });
-    }
     value
+}
+
+/// An execution as OpenAI-compatible APIs answer it.
+fn chatted(app: &App, order: &Order, number: u64, id: &str, treatment: &Treatment) -> Made {
+    let (model, provider) = (app.shared.model.as_str(), app.shared.name.as_str());
+    let said = Said { id, model, provider, number, authorization: order.header("authorization") };
+    let created = super::unix_ms() / 1000;
+    if (200..300).contains(&treatment.status) && chat::wants_stream(&order.json()) {
+        return Made { status: treatment.status, body: said.stream(created, treatment), kind: Kind::Events };
+    }
+    let mut value = executed(app, order, number, id);
+    said.complete(&mut value, created, treatment);
+    made(value, order, treatment)
 }
 
 fn made(mut value: Value, order: &Order, treatment: &Treatment) -> Made {
@@ -386,25 +394,39 @@ fn made(mut value: Value, order: &Order, treatment: &Treatment) -> Made {
     if treatment.json == Json::Cut {
         body.pop();
     }
-    Made { status: treatment.status, body: body.into() }
+    Made { status: treatment.status, body: body.into(), kind: Kind::Json }
 }
 
 fn answer(app: &App, made: Made, treatment: &Treatment, sequence: u64, authorization: Option<HeaderValue>) -> Response {
     let status = StatusCode::from_u16(made.status).expect("statuses are checked when a behaviour is read");
     let whole = if matches!(made.status, 204 | 304) { Bytes::new() } else { made.body };
-    let sent = match treatment.ending {
-        Ending::Half => whole.slice(..whole.len() / 2),
-        Ending::Answer | Ending::Drop | Ending::Hang => whole.clone(),
+    let half = |length: usize| match treatment.ending {
+        Ending::Half => length / 2,
+        Ending::Answer | Ending::Drop | Ending::Hang => length,
     };
-    let count = if treatment.slow_body.is_zero() { 1 } else { SLOW_BODY_PARTS };
-    let part_bytes = sent.len().div_ceil(count).max(1);
-    let parts: Vec<Bytes> = sent.chunks(part_bytes).map(|part| sent.slice_ref(part)).collect();
+    let (parts, pause): (Vec<Bytes>, _) = match made.kind {
+        Kind::Json => {
+            let sent = whole.slice(..half(whole.len()));
+            let count = if treatment.slow_body.is_zero() { 1 } else { SLOW_BODY_PARTS };
+            let part_bytes = sent.len().div_ceil(count).max(1);
+            (sent.chunks(part_bytes).map(|part| sent.slice_ref(part)).collect(), treatment.slow_body)
+        }
+        Kind::Events => {
+            let mut parts = chat::parts(&whole, treatment);
+            parts.truncate(half(parts.len()));
+            (parts, treatment.pause)
+        }
+    };
 
     let mut response = Response::new(Body::empty());
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if treatment.framing == Framing::Length {
+    let content_type = match made.kind {
+        Kind::Json => "application/json",
+        Kind::Events => "text/event-stream; charset=utf-8",
+    };
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    if treatment.framing == Framing::Length && made.kind == Kind::Json {
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(whole.len()));
     }
     if let Some(retry_after) = treatment.retry_after {
@@ -419,7 +441,7 @@ fn answer(app: &App, made: Made, treatment: &Treatment, sequence: u64, authoriza
         app.shared.mark(sequence, Mark::Answered);
         return response;
     }
-    let (pause, last, shared) = (treatment.slow_body, parts.len() - 1, Arc::clone(&app.shared));
+    let (last, shared) = (parts.len() - 1, Arc::clone(&app.shared));
     let whole_sent = treatment.ending != Ending::Half;
     let parts = stream::iter(parts.into_iter().enumerate()).then(move |(place, part)| {
         let shared = Arc::clone(&shared);

@@ -1,5 +1,6 @@
 //! Gateways as processes of their own: to be killed, stopped and started again, while Redis and the provider live on.
 
+use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -131,7 +132,46 @@ impl Site {
     }
 }
 
+/// An answer in chunks that is still coming.
+pub struct Opened {
+    stream: TcpStream,
+    read: Vec<u8>,
+}
+
+impl Opened {
+    /// Reads on until this text has come.
+    pub async fn reads(&mut self, text: &str) {
+        let has = |read: &[u8]| read.windows(text.len()).any(|window| window == text.as_bytes());
+        while !has(&self.read) {
+            let read = tokio::time::timeout(DEADLINE, self.stream.read_buf(&mut self.read)).await.expect("something comes");
+            assert!(read.is_ok_and(|bytes| bytes > 0), "it ends: {}", String::from_utf8_lossy(&self.read));
+        }
+    }
+
+    /// Reads to the end; whether it was the end of the chunks too.
+    pub async fn end(mut self) -> bool {
+        let read = tokio::time::timeout(DEADLINE, self.stream.read_to_end(&mut self.read)).await.expect("it ends");
+        read.is_ok() && self.read.ends_with(b"0\r\n\r\n")
+    }
+}
+
 impl Gateway {
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.url.strip_prefix("http://").and_then(|authority| authority.parse().ok()).expect("it listens")
+    }
+
+    /// Posts JSON under a key, and leaves the answer to be read.
+    pub async fn open(&self, path: &str, key: &str, json: &str) -> Opened {
+        let authority = self.url.strip_prefix("http://").expect("it listens");
+        let mut stream = TcpStream::connect(authority).await.expect("it accepts");
+        let head = format!("POST {path} HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\nIdempotency-Key: {key}\r\n");
+        let length = json.len();
+        let request = format!("{head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{json}");
+        stream.write_all(request.as_bytes()).await.expect("it reads");
+        Opened { stream, read: Vec::new() }
+    }
+
     /// Sends a request and returns the answer; `None` if there came none, or not the whole of it.
     pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Option<Answer> {
         let authority = self.url.strip_prefix("http://")?;
