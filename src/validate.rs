@@ -271,6 +271,11 @@ impl Fault {
     fn new(pointer: &str, rule: &str, what: String) -> Self {
         Fault { pointer: shorten(pointer), rule: shorten(rule), what: shorten(&what) }
     }
+
+    /// Of a check that could not be made at all.
+    pub(crate) fn broken() -> Self {
+        Fault::new("", "check", "it broke".to_owned())
+    }
 }
 
 impl fmt::Display for Fault {

@@ -140,12 +140,11 @@ fn what_is_no_schema_of_the_one_dialect_is_refused_with_its_place() {
     schema(json!({ "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "https://a.example/print" }));
 }
 
+/// An engine that backtracks would not come back.
 #[test]
 fn patterns_take_linear_time_or_are_refused() {
     let evil = outputs(schema(json!({ "pattern": "^(a+)+$" })));
-    let began = std::time::Instant::now();
     assert_eq!(faults(&evil, &format!("\"{}!\"", "a".repeat(50_000))), [fault_of("", "pattern")]);
-    assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
     for pattern in [r"^(?=a)b", r"(a)\1", "((a{1000}){1000}){1000}"] {
         let refused = refused_schema(&json!({ "properties": { "a": { "pattern": pattern } } }).to_string());
         assert!(refused.starts_with("at /properties/a/pattern: "), "{refused}");
@@ -215,12 +214,10 @@ fn an_assertion_that_cannot_be_judged_is_a_fault() {
 
 #[test]
 fn an_expression_runs_no_longer_than_its_fuel() {
-    let began = std::time::Instant::now();
     let list = json!((0..2000).collect::<Vec<_>>()).to_string();
     let product = "output | map('list') | list == 1 or (output | join('x') * 100000000) == ''";
     let said = said(product, "{}", &list);
     assert!(said.contains("cannot be judged"), "{said}");
-    assert!(began.elapsed() < std::time::Duration::from_secs(30), "{:?}", began.elapsed());
 }
 
 #[test]

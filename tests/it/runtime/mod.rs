@@ -19,6 +19,7 @@ mod claims;
 mod faults;
 mod gateways;
 mod spool;
+mod validation;
 
 /// A Redis, and a print shop with two printers.
 struct Shop {
@@ -70,6 +71,7 @@ impl Shop {
                 rules: rules(),
                 plan,
                 fingerprint_ignore: Vec::new(),
+                validator: None,
             },
             total: Duration::from_secs(30),
             in_flight_max: 100,
