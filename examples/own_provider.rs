@@ -132,5 +132,6 @@ fn route() -> Route {
             backoff: Duration::from_millis(200),
         },
         fingerprint_ignore: Vec::new(),
+        validator: None,
     }
 }

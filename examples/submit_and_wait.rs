@@ -112,5 +112,6 @@ fn route(provider_total: Duration) -> Route {
             backoff: Duration::from_millis(200),
         },
         fingerprint_ignore: Vec::new(),
+        validator: None,
     }
 }

@@ -10,20 +10,25 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::fingerprint::{hex, sha256};
 use crate::job::{Class, Rules};
+use crate::validate::Validator;
 
 mod check;
 mod describe;
+mod required;
 mod secret;
 mod sources;
 mod stream;
 
 pub use crate::policy::{Breaker, FailoverOn, Gate, LINGER_MAX, RetryBudget, TCP_USER_TIMEOUT};
+pub use crate::validate::Parse;
+pub use required::{Assertions, InputEntry, OutputEntry};
 pub use secret::{RedisUrl, Secret};
 pub use sources::{Environment, Sources};
 pub use stream::{InvalidStreamEnd, InvalidStreamError, STREAM_WORD_BYTES_MAX, Stream, StreamEnd, StreamError};
@@ -55,6 +60,9 @@ pub struct Config {
     /// The credentials that `auth` names, by provider.
     #[serde(skip)]
     bearers: BTreeMap<String, Secret>,
+    /// What routes require of inputs and outputs, compiled, by route.
+    #[serde(skip)]
+    validators: BTreeMap<String, Arc<Validator>>,
     /// Where each value that is not a default comes from, by key.
     #[serde(skip)]
     origins: BTreeMap<String, String>,
@@ -144,12 +152,12 @@ impl Config {
     /// The file cannot be read or parsed, or something is refused: then every problem that was found, for a person to correct.
     pub fn load(sources: Sources) -> Result<Self, ConfigError> {
         let mut read = sources::read(&sources)?;
-        let bearers = check::check(&mut read, &sources.environment);
+        let check::Resolved { bearers, validators } = check::check(&mut read, &sources.environment);
         if !read.problems.is_empty() {
             return Err(ConfigError::Refused { problems: read.problems });
         }
         let Document { server, redis, runtime, owner, provider, route } = read.document;
-        Ok(Config { server, redis, runtime, owner, provider, route, bearers, origins: read.origins })
+        Ok(Config { server, redis, runtime, owner, provider, route, bearers, validators, origins: read.origins })
     }
 
     /// Where a gateway with these sources would listen, for whoever wants to reach it and need not have its credentials.
@@ -170,6 +178,11 @@ impl Config {
     /// Returns the bearer token of a provider, if its entry names one.
     pub fn bearer(&self, provider: &str) -> Option<&Secret> {
         self.bearers.get(provider)
+    }
+
+    /// Returns what a route requires of inputs and outputs, if it requires anything.
+    pub fn validator(&self, route: &str) -> Option<&Arc<Validator>> {
+        self.validators.get(route)
     }
 
     /// Returns how long after becoming unknown "it never happened" is not believed: what the route says, or else the shortest
@@ -667,6 +680,10 @@ pub struct Route {
     pub retry_budget: Option<RetryBudget>,
     /// Request headers that a proxied request passes on, beside content type, content encoding and accept.
     pub forward_headers: Vec<String>,
+    /// What is required of a request before its job is made.
+    pub input: Option<InputEntry>,
+    /// What is required of an answer before it becomes the job's result.
+    pub output: Option<OutputEntry>,
 }
 
 impl Default for Route {
@@ -689,6 +706,8 @@ impl Default for Route {
             backoff: Duration::from_millis(200),
             retry_budget: None,
             forward_headers: Vec::new(),
+            input: None,
+            output: None,
         }
     }
 }

@@ -107,13 +107,18 @@ fn is_json(content_type: &str) -> bool {
 /// doubles, and then 9007199254740993 and 9007199254740992 would be one request. `None` for anything that is not one JSON value,
 /// or that names a member twice.
 pub fn canonical_json(body: &[u8], ignore: &[String]) -> Option<String> {
-    let Unique(mut value) = serde_json::from_slice(body).ok()?;
+    let mut value = unique_json(body).ok()?;
     for pointer in ignore {
         remove(&mut value, pointer);
     }
     let mut text = String::with_capacity(body.len());
     write_canonical(&value, &mut text);
     Some(text)
+}
+
+/// Reads JSON in which no object names a member twice.
+pub(crate) fn unique_json(body: &[u8]) -> serde_json::Result<Value> {
+    serde_json::from_slice(body).map(|Unique(value)| value)
 }
 
 fn remove(value: &mut Value, pointer: &str) {

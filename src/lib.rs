@@ -49,3 +49,4 @@ pub mod runtime;
 #[cfg(feature = "gateway")]
 pub mod server;
 pub mod store;
+pub mod validate;

@@ -40,6 +40,8 @@ pub const SWEEPS: &str = "onejob_sweeps_total";
 pub const LANES_REBUILT: &str = "onejob_lanes_rebuilt_total";
 /// Failovers that were not allowed, by route.
 pub const FAILOVERS_DENIED: &str = "onejob_failovers_denied_total";
+/// Answers that were not as their route requires, by route.
+pub const OUTPUTS_INVALID: &str = "onejob_outputs_invalid_total";
 /// Attempts that were not sent because their lease had run out.
 pub const FENCED: &str = "onejob_fenced_total";
 /// HTTP requests by what was asked and by status class.
@@ -205,7 +207,7 @@ impl Metric {
 }
 
 /// Every metric, for dashboards and tests, in the order of their names above.
-pub const ALL: [Metric; 28] = [
+pub const ALL: [Metric; 29] = [
     Metric::counter(SUBMITS, "Submits by result.", &[("result", Values::Words(SUBMIT_RESULTS))]),
     Metric::counter(
         ATTEMPTS,
@@ -232,6 +234,7 @@ pub const ALL: [Metric; 28] = [
     Metric::counter(SWEEPS, "What the sweeper did.", &[("what", Values::Words(SWEPT))]),
     Metric::counter(LANES_REBUILT, "Connections to Redis built anew.", &[("why", Values::Words(REBUILT_WHY))]),
     Metric::counter(FAILOVERS_DENIED, "Failovers that were not allowed, by route.", &[("route", Values::Routes)]),
+    Metric::counter(OUTPUTS_INVALID, "Answers that were not as their route requires.", &[("route", Values::Routes)]),
     Metric::counter(FENCED, "Attempts not sent because their lease had run out.", &[]),
     Metric::counter(
         HTTP_REQUESTS,
@@ -362,6 +365,10 @@ pub(crate) fn lane_rebuilt(why: &'static str) {
 
 pub(crate) fn failover_denied(route: &str) {
     counter!(FAILOVERS_DENIED, "route" => route.to_owned()).increment(1);
+}
+
+pub(crate) fn output_invalid(route: &str) {
+    counter!(OUTPUTS_INVALID, "route" => route.to_owned()).increment(1);
 }
 
 pub(crate) fn fenced() {

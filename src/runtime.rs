@@ -30,6 +30,7 @@ use crate::store::{Read, Store};
 
 mod adopt;
 mod attempts;
+mod checks;
 mod outside;
 mod protection;
 mod spool;

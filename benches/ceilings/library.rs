@@ -306,6 +306,7 @@ async fn runtime(redis: &Redis) -> Result<Runtime> {
         rules: rules(),
         plan: Plan { providers: 1, attempts_max: 3, failover_on: Vec::new(), gate: Gate::default(), backoff: Duration::ZERO },
         fingerprint_ignore: Vec::new(),
+        validator: None,
     };
     Ok(Runtime::start(store(&redis.url()).await?, RuntimeOptions::default(), vec![provider], vec![route])?)
 }

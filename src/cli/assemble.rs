@@ -98,6 +98,7 @@ fn route(config: &Config, name: &str, route: &config::Route) -> Route {
             backoff: route.backoff,
         },
         fingerprint_ignore: route.fingerprint_ignore.clone(),
+        validator: config.validator(name).cloned(),
     }
 }
 

@@ -360,6 +360,7 @@ fn runtime(store: Store, tasks: usize) -> Result<Runtime, Failure> {
         rules: rules(),
         plan: Plan { providers: 1, attempts_max: 3, failover_on: Vec::new(), gate: Gate::default(), backoff: Duration::ZERO },
         fingerprint_ignore: Vec::new(),
+        validator: None,
     };
     Runtime::start(store, RuntimeOptions::default(), vec![slot], vec![route]).or_exit(Exit::Internal)
 }

@@ -35,6 +35,9 @@ pub(super) struct Arguments {
     /// For "succeeded": there is no result; whoever asks with the key is answered with nothing, for good.
     #[arg(long, group = "answer")]
     no_result: bool,
+    /// For "succeeded": the result is taken though it may not be as the route requires.
+    #[arg(long)]
+    unchecked: bool,
     /// Whether another attempt may begin.
     #[arg(long, default_value = "end")]
     then: Then,
@@ -85,6 +88,9 @@ struct Body {
     #[serde(skip_serializing_if = "Option::is_none")]
     result: Option<Box<RawValue>>,
     then: String,
+    /// Said only if it is so: an older gateway does not know it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    unchecked: bool,
 }
 
 pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
@@ -107,6 +113,7 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         word: name(arguments.word),
         result,
         then: name(arguments.then),
+        unchecked: arguments.unchecked,
     };
     let path = format!("/v1/jobs/{}/attempts/{}/resolve", arguments.job, arguments.attempt);
     client.insist_on_gateway().await?;

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::net::IpAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, Uri};
@@ -17,6 +18,7 @@ use super::{
     ProviderEntry, ROUTES_MAX, Redis, RetryBudget, Role, Route, Runtime, Secret, Server, quarantine_min,
 };
 use crate::job::{Class, Owner};
+use crate::validate::Validator;
 
 /// Longest time of any kind: sums of several still fit every clock, and more is a slip of the pen.
 const DURATION_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
@@ -85,8 +87,16 @@ const HEADERS_OF_CREDENTIALS: [&str; 3] = ["authorization", "cookie", "proxy-aut
 /// Headers that onejob itself gives a meaning.
 const HEADERS_OF_OURS: [&str; 2] = ["idempotency-key", "traceparent"];
 
-/// Checks the whole document, notes every problem, and resolves the credentials that it names.
-pub(super) fn check(read: &mut Read, environment: &Environment) -> BTreeMap<String, Secret> {
+/// What the document names and does not hold itself.
+pub(super) struct Resolved {
+    /// The credentials, by provider.
+    pub(super) bearers: BTreeMap<String, Secret>,
+    /// What is required of inputs and outputs, by route.
+    pub(super) validators: BTreeMap<String, Arc<Validator>>,
+}
+
+/// Checks the whole document, notes every problem, and resolves what it names.
+pub(super) fn check(read: &mut Read, environment: &Environment) -> Resolved {
     for owner in read.document.owner.values_mut() {
         owner.tokens_sha256.iter_mut().for_each(|token| token.make_ascii_lowercase());
     }
@@ -97,20 +107,20 @@ pub(super) fn check(read: &mut Read, environment: &Environment) -> BTreeMap<Stri
     checker.redis(&checker.read.document.redis);
     checker.runtime(&checker.read.document);
     let bearers = checker.providers(&checker.read.document.provider, environment);
-    checker.routes(&checker.read.document);
+    let validators = checker.routes(&checker.read.document);
     let found = checker.found;
     read.problems.extend(found);
-    bearers
+    Resolved { bearers, validators }
 }
 
-struct Checker<'a> {
+pub(super) struct Checker<'a> {
     read: &'a Read,
     found: Vec<Problem>,
 }
 
 impl Checker<'_> {
     /// Notes a problem, unless the key could not even be read: that has been told.
-    fn refuse(&mut self, key: &str, value: Option<&dyn Display>, what: impl Into<String>, hint: impl Into<String>) {
+    pub(super) fn refuse(&mut self, key: &str, value: Option<&dyn Display>, what: impl Into<String>, hint: impl Into<String>) {
         let touches = |told: &Problem| is_within(&told.key, key) || is_within(key, &told.key);
         if self.read.problems.iter().any(touches) {
             return;
@@ -612,8 +622,9 @@ impl Checker<'_> {
         None
     }
 
-    fn routes(&mut self, document: &Document) {
+    fn routes(&mut self, document: &Document) -> BTreeMap<String, Arc<Validator>> {
         self.count("route", document.route.len(), ROUTES_MAX);
+        let mut validators = BTreeMap::new();
         for (name, route) in &document.route {
             let key = format!("route.{name}");
             self.name("route", name);
@@ -636,7 +647,11 @@ impl Checker<'_> {
             for header in &route.forward_headers {
                 self.header_name(&forward, header, &[&HEADERS_OF_THE_CONNECTION, &HEADERS_OF_CREDENTIALS, &HEADERS_OF_OURS]);
             }
+            if let Some(validator) = self.required(&key, route) {
+                validators.insert(name.clone(), Arc::new(validator));
+            }
         }
+        validators
     }
 
     fn route_providers(&mut self, key: &str, route: &Route, document: &Document) {
@@ -733,13 +748,17 @@ impl Checker<'_> {
         self.count(key, pointers.len(), LIST_MAX);
         self.repeated(key, pointers);
         for pointer in pointers {
-            let escapes = pointer.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
-            if !pointer.starts_with('/') || !escapes {
+            if !is_pointer(pointer) {
                 let what = "it is no JSON pointer to a part of the body (RFC 6901)";
                 self.refuse(key, Some(&pointer.escape_debug()), what, "as in /client/clicked_at");
             }
         }
     }
+}
+
+/// Whether a text is a JSON pointer to a part of a document (RFC 6901).
+pub(super) fn is_pointer(pointer: &str) -> bool {
+    pointer.starts_with('/') && pointer.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']))
 }
 
 fn is_within(inner: &str, outer: &str) -> bool {

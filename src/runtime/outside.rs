@@ -5,16 +5,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::attempt::AttemptToken;
+use crate::attempt::{AttemptToken, FinishOutcome};
 use crate::error::StoreError;
 use crate::failpoint::failpoint;
 use crate::job::{JobId, JobState};
 use crate::metrics;
-use crate::runtime::{Decision, Inner, Report, Runtime, Then, millis, sweeper, verdict};
+use crate::policy::{self, FailoverOn};
+use crate::provider::Response;
+use crate::runtime::{CheckResult, Decision, Inner, Report, Route, Runtime, SettleError, Then, checks, millis, sweeper, verdict};
 use crate::store::{
     Begin, BeginAttempt, Begun, CancelMode, Canceled, Extended, FinishAttempt, Finished, Follow, Marked, Read, Reopened,
     ResolveAttempt, Resolved, Tell, WriteAhead,
 };
+use crate::validate::Invalid;
 
 impl Runtime {
     /// Asks for a job to be canceled, or ends it at once.
@@ -44,12 +47,18 @@ impl Runtime {
         Ok(canceled)
     }
 
-    /// Decides, from outside, what became of an unknown attempt.
+    /// Decides, from outside, what became of an unknown attempt. A success has a result that is as the route requires, unless the
+    /// decision says otherwise.
     ///
     /// # Errors
-    /// The store's: the same call again, with the same request id.
-    pub async fn resolve(&self, id: JobId, decision: Decision) -> Result<Resolved, StoreError> {
+    /// The result is not valid: nothing is decided. The store's: the same call again, with the same request id.
+    pub async fn resolve(&self, id: JobId, decision: Decision) -> Result<Resolved, SettleError> {
         let inner = &self.inner;
+        if decision.check == CheckResult::Checked
+            && let Some(invalid) = inner.fault_of(id, decision.result.as_ref()).await?
+        {
+            return Err(SettleError::InvalidOutput(invalid.1));
+        }
         let result = inner.payload(id.identity(), decision.result.as_ref()).await?;
         let resolve = ResolveAttempt {
             job: id,
@@ -146,7 +155,8 @@ impl Runtime {
         self.inner.store.extend_lease(id, number, token, sequence, millis(lease)).await
     }
 
-    /// Records how an attempt of an executor outside this process ended.
+    /// Records how an attempt of an executor outside this process ended. A success whose result is not as the route requires is
+    /// recorded as a failure, as it is for a provider of this gateway's.
     ///
     /// # Errors
     /// The store's: the same call again.
@@ -158,6 +168,10 @@ impl Runtime {
         report: Report,
     ) -> Result<Finished, StoreError> {
         let inner = &self.inner;
+        let report = match report.outcome {
+            FinishOutcome::Succeeded => inner.checked(id, report).await?,
+            FinishOutcome::Failed | FinishOutcome::Unknown | FinishOutcome::Aborted => report,
+        };
         let result = inner.payload(id.identity(), report.result.as_ref()).await?;
         let finish = FinishAttempt {
             job: id,
@@ -181,6 +195,27 @@ impl Runtime {
 }
 
 impl Inner {
+    /// What is wrong with a result that somebody brings to a job, and the job's route.
+    async fn fault_of(&self, id: JobId, result: Option<&Response>) -> Result<Option<(Arc<Route>, Invalid)>, StoreError> {
+        let Some(result) = result.filter(|_| checks::any(self)) else { return Ok(None) };
+        let job = match self.store.read_job(id.identity()).await? {
+            Read::Found(job) if job.id == id => job,
+            // The script says so.
+            Read::Found(_) | Read::Gone(_) | Read::NotFound => return Ok(None),
+        };
+        let Some(route) = self.routes.get(&job.route) else { return Ok(None) };
+        Ok(checks::fault_of(self, &job, result).await?.map(|invalid| (Arc::clone(route), invalid)))
+    }
+
+    /// An executor's success as it counts for the route.
+    async fn checked(&self, id: JobId, report: Report) -> Result<Report, StoreError> {
+        let Some((route, invalid)) = self.fault_of(id, report.result.as_ref()).await? else { return Ok(report) };
+        let again = route.plan.failover_on.contains(&FailoverOn::InvalidOutput);
+        let then = if again { Then::Retry } else { Then::End };
+        let reason = verdict::one_line(&format!("{}: {invalid}", policy::INVALID_OUTPUT));
+        Ok(Report { outcome: FinishOutcome::Failed, result: None, reason, then })
+    }
+
     /// After somebody outside changed a job: keeps its blobs, tends its hints, goes on with it if it is pending, wakes who waits.
     async fn after_change(self: &Arc<Self>, id: JobId) {
         let identity = id.identity();

@@ -15,8 +15,11 @@ use crate::metrics;
 use crate::provider::{Call, Fence, Outcome, Rendered, Request, Telling, boottime_ms};
 use crate::runtime::attempts::{self, Pending, Running, Work};
 use crate::runtime::protection::Model;
-use crate::runtime::{Inner, Lane, ReadError, Receipt, Replayed, Route, Runtime, Submission, SubmitError, WaitFor, millis};
+use crate::runtime::{
+    Inner, Lane, ReadError, Receipt, Replayed, Route, Runtime, Submission, SubmitError, WaitFor, checks, millis,
+};
 use crate::store::{Begin, Failed, Hint, Read, SubmitJob, Submitted, WriteAhead};
+use crate::validate::Invalid;
 
 /// How long a claim may be on its way: a call gives up before.
 const CLAIM_ARRIVES: Duration = Duration::from_secs(2);
@@ -86,7 +89,12 @@ impl Runtime {
             Err(SubmitError::Conflict(_)) => "conflict",
             Err(SubmitError::Gone(_)) => "gone",
             Err(SubmitError::Collision) => "collision",
-            Err(SubmitError::UnknownRoute(_) | SubmitError::Unrenderable(_) | SubmitError::Stopping) => "refused",
+            Err(
+                SubmitError::UnknownRoute(_)
+                | SubmitError::Unrenderable(_)
+                | SubmitError::InvalidInput(_)
+                | SubmitError::Stopping,
+            ) => "refused",
             Err(SubmitError::Store(_)) => "error",
         });
         outcome
@@ -109,6 +117,9 @@ impl Runtime {
             body: &request.body,
             ignore: &route.fingerprint_ignore,
         });
+        if let Err(invalid) = checks::check_input(&route, &request.body).await {
+            return self.invalid_input(identity, digest, fingerprint, invalid).await;
+        }
         let first = inner.first_call(&route, &request)?;
         let body = match inner.store.put_body(identity, Arc::clone(&request.body)).await {
             Ok(body) => body,
@@ -237,6 +248,28 @@ impl Runtime {
             Ok(Read::Found(job)) => Ok(Receipt { job: Arc::new(*job), replayed: Replayed::Yes }),
             Ok(Read::Gone(gone)) => Err(SubmitError::Gone(gone)),
             Ok(Read::NotFound) | Err(_) => Err(error.into()),
+        }
+    }
+
+    /// An input that is not as the route requires: no job is made of it. But a job that is there already is answered as ever: its
+    /// input was valid when it came, and the requirements have changed since.
+    async fn invalid_input(
+        &self,
+        identity: Identity,
+        digest: HalfBytes,
+        fingerprint: HalfBytes,
+        invalid: Invalid,
+    ) -> Result<Receipt, SubmitError> {
+        match self.inner.store.read_job(identity).await? {
+            Read::Found(job) if job.digest != digest => Err(SubmitError::Collision),
+            Read::Found(job) if job.fingerprint != fingerprint => Err(SubmitError::Conflict(job.id)),
+            // Its key has been given back: this would be a new job.
+            Read::Found(job) if job.state == JobState::Failed && job.rules.releases_on_failure => {
+                Err(SubmitError::InvalidInput(invalid))
+            }
+            Read::Found(job) => Ok(Receipt { job: Arc::new(*job), replayed: Replayed::Yes }),
+            Read::Gone(gone) => Err(SubmitError::Gone(gone)),
+            Read::NotFound => Err(SubmitError::InvalidInput(invalid)),
         }
     }
 

@@ -19,7 +19,7 @@ use crate::provider::{Outcome, Response};
 use crate::runtime::attempts::{Running, STORE_PAUSE, STORE_PAUSE_MAX, Work};
 use crate::runtime::spool::{Kept, Offer, SPOOL_AFTER, SPOOL_AGAIN};
 use crate::runtime::sweeper;
-use crate::runtime::{Inner, millis};
+use crate::runtime::{Inner, checks, millis};
 use crate::store::{FinishAttempt, Finished, Follow, Hint, Keep, Store, Tell};
 
 /// Longest reason that is taken from an adapter, in characters: it stands in the record, in the log, and is shown on one line.
@@ -85,6 +85,10 @@ pub(super) async fn conclude(
     attempt: &Arc<Running>,
     outcome: Outcome,
 ) -> Option<(usize, Duration)> {
+    // A result in hand, though nobody knows yet what it is worth: a stopping gateway waits for it.
+    let in_hand = InHand::take(runtime, attempt);
+    let outcome = checks::checked(&work.route, &work.request.body, outcome).await;
+    drop(in_hand);
     if attempt.noted_unknown.load(Ordering::Relaxed) {
         if matches!(outcome, Outcome::Unknown { .. } | Outcome::NotSent { .. }) {
             // It is written down as unknown, and nothing more is known.
@@ -222,7 +226,7 @@ fn is_name(name: &str) -> bool {
     name.len() <= NAME_BYTES_MAX && !name.chars().any(char::is_control)
 }
 
-fn one_line(text: &str) -> String {
+pub(super) fn one_line(text: &str) -> String {
     let shown = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
     let mut line: String = text.chars().take(REASON_CHARS_MAX).map(shown).collect();
     if text.chars().nth(REASON_CHARS_MAX).is_some() {

@@ -14,6 +14,7 @@ use crate::policy::Plan;
 use crate::provider::{Provider, Request, Response};
 use crate::runtime::Protection;
 use crate::store::{Gone, Word};
+use crate::validate::{Invalid, Validator};
 
 /// How the runtime keeps its promises.
 #[derive(Clone, Debug)]
@@ -77,6 +78,8 @@ pub struct Route {
     pub plan: Plan,
     /// JSON pointers that do not count in the fingerprint.
     pub fingerprint_ignore: Vec<String>,
+    /// What is required of its inputs and of the answers to them; `None` for nothing.
+    pub validator: Option<Arc<Validator>>,
 }
 
 /// A provider as the runtime uses it.
@@ -140,6 +143,9 @@ pub enum SubmitError {
     /// The route's first provider cannot be asked this.
     #[error("the request cannot be sent to a provider of the route: {0}")]
     Unrenderable(String),
+    /// The route requires something else of its inputs. There is no job, and nothing was claimed.
+    #[error("the input is not as the route requires: {0}")]
+    InvalidInput(Invalid),
     /// Another request came first under this key.
     #[error("job {0} has this key for another request")]
     Conflict(JobId),
@@ -211,6 +217,29 @@ pub struct Decision {
     pub result: Option<Response>,
     /// Whether another attempt may begin.
     pub then: Then,
+    /// Whether the result must be as the route requires.
+    pub check: CheckResult,
+}
+
+/// Whether a result that somebody brings must be as the route requires.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CheckResult {
+    /// It must; else nothing is decided.
+    #[default]
+    Checked,
+    /// Somebody answers for it by name.
+    Unchecked,
+}
+
+/// Why a decision or a report came to nothing.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum SettleError {
+    /// The result is not as the route requires. Nothing was decided.
+    #[error("the result is not as the route requires: {0}")]
+    InvalidOutput(Invalid),
+    /// The store: the same call again.
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
 /// What follows a decision, or a reported failure.

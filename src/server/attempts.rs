@@ -22,7 +22,7 @@ use crate::config::Role;
 use crate::error::StoreError;
 use crate::job::{JobId, JobState};
 use crate::provider;
-use crate::runtime::{Decision, ReadError, Report, Then};
+use crate::runtime::{CheckResult, Decision, ReadError, Report, SettleError, Then};
 use crate::server::App;
 use crate::server::auth::{Caller, from_hex};
 use crate::server::body::{self, is_json};
@@ -408,6 +408,9 @@ pub(crate) struct ResolveBody {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     then: After,
+    /// The result is taken though it may not be as the route requires. Without: it must be, or nothing is decided.
+    #[serde(default)]
+    unchecked: bool,
 }
 
 #[derive(Clone, Copy, Default, Deserialize)]
@@ -458,7 +461,7 @@ pub(crate) async fn resolve_attempt(
     body: Body,
 ) -> Result<Response, Problem> {
     let expected = "{\"outcome\": text, \"reason\": text, \"actor\": text, \"word\": text, \"result\": any JSON, \
-        \"content_type\": text, \"status\": number, \"then\": text}";
+        \"content_type\": text, \"status\": number, \"then\": text, \"unchecked\": true or false}";
     let asked: ResolveBody = read(&app, &caller, &headers, body, expected).await?;
     check_text("reason", &asked.reason, Empty::Refused)?;
     let actor = asked.actor.unwrap_or_else(|| caller.owner.as_str().to_owned());
@@ -480,10 +483,18 @@ pub(crate) async fn resolve_attempt(
         },
         result,
         then: asked.then.into(),
+        check: if asked.unchecked { CheckResult::Unchecked } else { CheckResult::Checked },
     };
     let runtime = app.runtime.clone();
     let resolved = app.detached(async move { runtime.resolve(id, decision).await }).await?;
-    let document = match resolved.map_err(|error| undecided(&error, id))? {
+    let resolved = resolved.map_err(|error| match error {
+        SettleError::InvalidOutput(ref invalid) => {
+            let detail = format!("{error}; nothing is decided. Correct it, or say that it is unchecked");
+            Problem::new(Kind::OutputInvalid, detail).job(id).member("attempt", number).faults(invalid)
+        }
+        SettleError::Store(error) => undecided(&error, id),
+    })?;
+    let document = match resolved {
         Resolved::Won { version } => SettledDocument::won(version),
         Resolved::Recorded { job } => SettledDocument::recorded(job),
         Resolved::Repeated { attempt, job, completed_by } => SettledDocument::repeated(attempt, job, completed_by),

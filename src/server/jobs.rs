@@ -131,6 +131,7 @@ pub(crate) async fn submit(app: &App, submission: Submission, share: Option<Owne
         SubmitError::Conflict(_) => Problem::from(error).status(app.options.conflict.code()),
         SubmitError::UnknownRoute(_)
         | SubmitError::Unrenderable(_)
+        | SubmitError::InvalidInput(_)
         | SubmitError::Gone(_)
         | SubmitError::Collision
         | SubmitError::Stopping

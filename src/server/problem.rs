@@ -17,6 +17,7 @@ use crate::error::StoreError;
 use crate::job::JobId;
 use crate::runtime::{ReadError, SubmitError};
 use crate::store::Gone;
+use crate::validate::Invalid;
 
 /// What precedes a problem's name in its type.
 pub const TYPE_PREFIX: &str = "urn:onejob:problem:";
@@ -67,6 +68,8 @@ kinds! {
     BodyTooLarge "body-too-large" PAYLOAD_TOO_LARGE Gateway No "The body is too large";
     MediaTypeUnsupported "media-type-unsupported" UNSUPPORTED_MEDIA_TYPE Gateway No "Not this media type here";
     RequestUnrenderable "request-unrenderable" UNPROCESSABLE_ENTITY Gateway No "No provider of the route can be asked this";
+    InputInvalid "input-invalid" UNPROCESSABLE_ENTITY Gateway No "The input is not as the route requires";
+    OutputInvalid "output-invalid" UNPROCESSABLE_ENTITY Gateway No "The result is not as the route requires";
     HeadTooLarge "head-too-large" REQUEST_HEADER_FIELDS_TOO_LARGE Gateway No "The request's head is too large";
     HeadersTooMany "headers-too-many" REQUEST_HEADER_FIELDS_TOO_LARGE Gateway No "The request has too many headers";
     // The key.
@@ -222,6 +225,12 @@ impl Problem {
         self
     }
 
+    /// What is wrong with a document, each fault with its place and its rule.
+    pub(crate) fn faults(self, invalid: &Invalid) -> Self {
+        let faults = serde_json::to_value(&invalid.faults).expect("faults are plain texts");
+        self.member("faults", faults)
+    }
+
     pub(crate) fn retry_after(mut self, after: Duration) -> Self {
         self.0.retry_after = Some(after);
         self
@@ -294,6 +303,7 @@ impl From<SubmitError> for Problem {
         match error {
             SubmitError::UnknownRoute(_) => Problem::new(Kind::RouteUnknown, detail),
             SubmitError::Unrenderable(_) => Problem::new(Kind::RequestUnrenderable, detail),
+            SubmitError::InvalidInput(invalid) => Problem::new(Kind::InputInvalid, detail).faults(&invalid),
             SubmitError::Conflict(id) => Problem::new(Kind::KeyConflict, detail).job(id),
             SubmitError::Gone(gone) => Problem::gone(&gone),
             SubmitError::Collision => Problem::new(Kind::KeyCollision, detail),

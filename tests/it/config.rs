@@ -72,6 +72,72 @@ impl Given {
     }
 }
 
+/// The base with a route whose requirements are in files.
+fn requiring(keys: &str, files: &[(&str, &str)]) -> Given {
+    let mut given = route("");
+    for (name, text) in files {
+        std::fs::write(given.directory.path().join(name), text).unwrap();
+    }
+    let keys = keys.replace("DIR", given.directory.path().to_str().unwrap());
+    given.toml.push_str(&keys);
+    given
+}
+
+#[test]
+fn what_a_route_requires_is_compiled_with_the_configuration() {
+    let files =
+        [("print.json", r#"{"required":["total"]}"#), ("print.assertions", "# money\n\noutput.total > 0\n output.total < 9 \n")];
+    let keys = r#"
+        input = { assertions = ["input.pages < 10"] }
+        output = { schema = "DIR/print.json", assertions = "DIR/print.assertions", pointer = "/a", parse = "json" }
+    "#;
+    let config = requiring(keys, &files).load().unwrap();
+    let validator = config.validator("print").unwrap();
+    assert!(validator.check_input(br#"{"pages":10}"#).is_err() && validator.check_input(br#"{"pages":9}"#).is_ok());
+    let checked =
+        |body: &str| validator.check_output(b"{}", onejob::validate::Answer { content_encoding: None, body: body.as_bytes() });
+    assert!(checked(r#"{"a":"{\"total\":8}"}"#).is_ok());
+    for invalid in [r#"{"a":"{\"total\":9}"}"#, r#"{"a":"{\"total\":0}"}"#, r#"{"a":"{}"}"#, r#"{"a":{"total":8}}"#] {
+        assert!(checked(invalid).is_err(), "{invalid}");
+    }
+    assert!(given(BASE).load().unwrap().validator("print").is_none());
+
+    let long = "output.a\n".repeat(100_000);
+    let bad = [
+        ("bad.json", r#"{"properties":{"total":{"type":"nmber"}}}"#),
+        ("remote.json", r#"{"$ref":"https://a.example/x.json"}"#),
+        ("empty.assertions", "# nothing\n"),
+        ("long.assertions", &long),
+    ];
+    for (keys, key, what) in [
+        (r#"output = {}"#, "route.print.output", "nothing is required"),
+        (r#"input = { assertions = [] }"#, "route.print.input", "nothing is required"),
+        (r#"output = { schema = "DIR/none.json" }"#, "route.print.output.schema", "it cannot be read"),
+        (r#"output = { schema = "DIR/bad.json" }"#, "route.print.output.schema", "at /properties/total/type: "),
+        (
+            r#"output = { schema = "DIR/remote.json" }"#,
+            "route.print.output.schema",
+            "at /$ref: https://a.example/x.json leads out",
+        ),
+        (
+            r#"output = { assertions = ["output.a", "outptu.a"] }"#,
+            "route.print.output.assertions",
+            "assertion 2: outptu.a: there is no outptu",
+        ),
+        (r#"input = { assertions = ["output.a"] }"#, "route.print.input.assertions", "there is no output; known are input"),
+        (r#"output = { assertions = "DIR/empty.assertions" }"#, "route.print.output.assertions", "it has no expression"),
+        (r#"output = { assertions = "DIR/long.assertions" }"#, "route.print.output.assertions", "the limit"),
+        (r#"output = { assertions = 7 }"#, "route.print.output.assertions", "a number stands where something else is wanted"),
+        (r#"output = { assertions = ["output.a"], pointer = "a" }"#, "route.print.output.pointer", "no JSON pointer"),
+        (r#"output = { assertions = ["output.a"], parse = "json" }"#, "route.print.output.parse", "it is a text in it"),
+        (r#"output = { assertions = ["output.a"], shema = "x" }"#, "route.print.output.shema", "unknown key"),
+    ] {
+        let problem = requiring(keys, &bad).problem();
+        assert_eq!(problem.key, key, "{problem}");
+        assert!(problem.what.contains(what), "{problem}");
+    }
+}
+
 fn with(addition: &str) -> Given {
     given(&format!("{BASE}{addition}"))
 }

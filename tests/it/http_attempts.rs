@@ -94,6 +94,41 @@ async fn every_reason_not_to_begin_has_its_type_and_changes_nothing() {
     begin(&operator, "nonsense").await.problem(404, "job-unknown");
 }
 
+#[tokio::test]
+async fn a_resolution_with_a_result_that_is_not_valid_decides_nothing_unless_it_is_unchecked() {
+    let site = Site::with_setup(|setup| {
+        let assertions = ["output.page == input.page".to_owned()];
+        let required = onejob::validate::Required { schema: None, assertions: &assertions };
+        let output = onejob::validate::Check::compile(onejob::validate::Of::Output, &required).unwrap();
+        let validator = std::sync::Arc::new(onejob::validate::Validator { output: Some(output), ..Default::default() });
+        for route in &mut setup.routes {
+            route.validator = Some(std::sync::Arc::clone(&validator));
+        }
+    })
+    .await;
+    let (alice, operator) = (site.alice(), site.operator());
+    let resolve = |rest: &str| format!(r#"{{"outcome":"succeeded","reason":"found it","result":{{"page":2}}{rest}}}"#);
+    let id = alice.submit("outside", "order-1", r#"{"page":1}"#).await.job_id();
+    let (_, token) = operator.begin_running(&id, "laser").await;
+    act(&operator, &id, 1, "finish", &format!(r#"{{"token":"{token}","outcome":"unknown","reason":"no answer"}}"#)).await.is(200);
+    let before = site.redis.dump().await;
+    let problem = act(&operator, &id, 1, "resolve", &resolve("")).await.problem(422, "output-invalid");
+    assert_eq!((problem["job_id"].clone(), problem["faults"][0]["rule"].clone()), (json!(id), json!("assertion 1")));
+    assert_eq!(site.redis.dump().await, before);
+    let taken = act(&operator, &id, 1, "resolve", &resolve(r#","unchecked":true"#)).await.is(200).json();
+    assert_eq!(taken["status"], "won");
+
+    // An executor's is recorded as what it is.
+    let id = alice.submit("outside", "order-2", r#"{"page":1}"#).await.job_id();
+    let (_, token) = operator.begin_running(&id, "laser").await;
+    let finish = format!(r#"{{"token":"{token}","outcome":"succeeded","result":{{"page":2}}}}"#);
+    let finished = act(&operator, &id, 1, "finish", &finish).await.is(200).json();
+    assert_eq!(finished["status"], "recorded");
+    let job = alice.get(&format!("/v1/jobs/{id}")).await.is(200).json();
+    assert_eq!(job["state"], "failed");
+    assert!(job["reason"].as_str().unwrap().starts_with("invalid_output: "), "{job}");
+}
+
 /// A pending job is its gateway's for a lease: nobody from outside overtakes it.
 #[tokio::test]
 async fn a_job_that_its_gateway_is_about_to_try_again_is_too_early_for_others() {

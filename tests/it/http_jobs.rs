@@ -10,6 +10,38 @@ use crate::support::until;
 
 /// What is refused is refused before anything is claimed, and the key itself is never repeated.
 #[tokio::test]
+async fn an_input_that_is_not_as_its_route_requires_is_422_and_no_job() {
+    let site = Site::with_setup(|setup| {
+        let schema = br#"{"required":["copies"],"properties":{"copies":{"maximum":9},"name":{"maxLength":3}}}"#;
+        let required = onejob::validate::Required { schema: Some(schema), assertions: &[] };
+        let input = onejob::validate::Check::compile(onejob::validate::Of::Input, &required).unwrap();
+        let validator = onejob::validate::Validator { input: Some(input), ..Default::default() };
+        setup.routes[0].validator = Some(std::sync::Arc::new(validator));
+    })
+    .await;
+    let alice = site.alice();
+    let before = site.redis.dump().await;
+    let answer = alice.submit("print", "order-1", r#"{"copies":4711,"name":"private"}"#).await;
+    let problem = answer.problem(422, "input-invalid");
+    let mut places: Vec<String> = problem["faults"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|fault| format!("{} {}", fault["pointer"].as_str().unwrap(), fault["rule"].as_str().unwrap()))
+        .collect();
+    places.sort();
+    assert_eq!(places, ["/copies maximum", "/name maxLength"]);
+    assert!(!answer.text().contains("4711") && !answer.text().contains("private"), "{answer:?}");
+    assert_eq!(site.redis.dump().await, before);
+    // The key is free, also on the proxy.
+    let proxied = alice.send("POST", "/proxy/print/x", &[("idempotency-key", "order-1")], "{}").await;
+    proxied.problem(422, "input-invalid");
+    let id = alice.submit("print", "order-1", r#"{"copies":9}"#).await.is(202).job_id();
+    alice.ended(&id).await;
+    assert_eq!(site.provider.ledger().received, 1);
+}
+
+#[tokio::test]
 async fn a_missing_repeated_or_malformed_key_is_refused_and_nothing_is_claimed() {
     let site = Site::start().await;
     let alice = site.alice();

@@ -8,7 +8,7 @@ use onejob::attempt::{AttemptToken, ResolveOutcome};
 use onejob::job::JobState;
 use onejob::policy::Gate;
 use onejob::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request};
-use onejob::runtime::{Decision, Then};
+use onejob::runtime::{CheckResult, Decision, Then};
 use onejob::store::{Begun, Resolved, Word};
 
 use super::{Shop, both, ended, race, settled, slot, states, submission, ungated, until};
@@ -54,6 +54,7 @@ async fn after_a_resolution_the_same_key_returns_the_truth() {
         word: Word::Operator,
         result: Some(printed.clone()),
         then: Then::End,
+        check: CheckResult::Checked,
     };
     assert_eq!(runtime.resolve(id, decision).await.unwrap(), Resolved::Won { version: 1 });
     let job = runtime.submit(submission("order-1", "{}")).await.unwrap().job;

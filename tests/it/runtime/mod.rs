@@ -20,6 +20,7 @@ mod faults;
 mod gateways;
 mod protection;
 mod spool;
+mod validation;
 
 /// A Redis, and a print shop with two printers.
 struct Shop {
@@ -71,6 +72,7 @@ impl Shop {
                 rules: rules(),
                 plan,
                 fingerprint_ignore: Vec::new(),
+                validator: None,
             },
             total: Duration::from_secs(30),
             in_flight_max: 100,
