@@ -15,7 +15,7 @@ const HEADER_SECTIONS: [&str; 5] = ["KEYS", "ARGV", "REPLY", "WRITES", "COST"];
 /// The flags that Redis knows, of those that we use.
 const SCRIPT_FLAGS: [&str; 2] = ["no-writes", "allow-oom"];
 /// The tables of positions in the prelude, and what each is of.
-const POSITIONS: [(&str, &str); 3] = [("P", "the record"), ("L", "the rules"), ("A", "an attempt")];
+const POSITIONS: [(&str, &str); 4] = [("P", "the record"), ("L", "the rules"), ("A", "an attempt"), ("B", "a breaker")];
 /// The longest line, as in rustfmt.toml, with room for what cannot be broken.
 const LINE_CHARS_MAX: usize = 135;
 

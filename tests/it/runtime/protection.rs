@@ -272,7 +272,7 @@ async fn a_clients_cancel_does_not_count_against_the_provider() {
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
     until("it is called", async || shop.inkjet.ledger().received == 1).await;
     runtime.cancel(id, "request-1", CancelMode::Graceful, "ada", "wrong paper").await.unwrap();
-    until("its call has timed out", async || states(&*runtime.read(id).await.unwrap()) == [Unknown]).await;
+    until("its call has timed out", async || states(&runtime.read(id).await.unwrap()) == [Unknown]).await;
     shop.inkjet.set_behaviour("succeed").unwrap();
     let id = runtime.submit(submission("order-2", "{}")).await.unwrap().job.id;
     assert_eq!(states(&*ended(&runtime, id).await), [Succeeded]);
@@ -468,7 +468,7 @@ async fn while_redis_does_not_say_whether_it_may_be_called_a_provider_is_not() {
     shop.redis.command::<()>(&["ACL", "SETUSER", "default", "-zcount"]).await;
     shop.redis.command::<()>(&["ACL", "LOG", "RESET"]).await;
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
-    until("it has asked twice", async || shop.redis.command::<Vec<redis::Value>>(&["ACL", "LOG"]).await.len() >= 1).await;
+    until("it has asked", async || !shop.redis.command::<Vec<redis::Value>>(&["ACL", "LOG"]).await.is_empty()).await;
     assert_eq!((runtime.read(id).await.unwrap().state, shop.inkjet.ledger().received), (JobState::Pending, 0));
     shop.redis.command::<()>(&["ACL", "SETUSER", "default", "+@all"]).await;
     assert_eq!(states(&*ended(&runtime, id).await), [Succeeded]);

@@ -193,6 +193,11 @@ fn the_record_has_the_same_fields_in_lua_in_rust_and_in_the_protocol() {
 }
 
 #[test]
+fn a_breaker_has_the_same_fields_in_lua_and_in_the_protocol() {
+    assert_eq!(positions("B").into_values().collect::<Vec<_>>(), listed("Breaker:"));
+}
+
+#[test]
 fn a_record_keeps_words_by_the_same_places_in_lua_in_rust_and_in_the_protocol() {
     let (prelude, protocol) = (read(&root().join("lua/prelude.lua")), protocol());
     let lists: [(&str, &str, Vec<&str>); 3] = [
