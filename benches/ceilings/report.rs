@@ -210,7 +210,8 @@ fn overhead_rows(connections: u32, rounds: &[[Side; 3]]) -> Vec<String> {
             let (least, most) = (ratios.first().copied().unwrap_or_default(), ratios.last().copied().unwrap_or_default());
             format!("**{:.2}** ({least:.2}–{most:.2})", median(ratios))
         };
-        let (p50, p99): (fn(&Side) -> f64, fn(&Side) -> f64) = (|side| side.p50_us, |side| side.p99_us);
+        let p50: fn(&Side) -> f64 = |side| side.p50_us;
+        let p99: fn(&Side) -> f64 = |side| side.p99_us;
         let ratios = if place == 0 { "1 | 1".to_owned() } else { format!("{} | {}", ratio(p50), ratio(p99)) };
         format!("| {by}, {connections} at once | {:.3} | {:.3} | {ratios} | {} |", of(p50), of(p99), spent(&sides))
     };

@@ -49,6 +49,10 @@ pub(crate) struct Batches {
     pub(crate) bytes: Vec<u8>,
 }
 
+/// The fields of an entry, in order.
+#[cfg(feature = "gateway")]
+type Fields = Vec<(String, Vec<u8>)>;
+
 impl Store {
     /// Writes the answer's head: the parts follow it.
     ///
@@ -116,7 +120,7 @@ impl Store {
         let first = if from == 0 { HEAD_ID.to_owned() } else { format!("{}-0", from + 1) };
         range.arg(&key).arg(first).arg("+").arg("COUNT").arg(BATCHES_MAX);
         let bad = |what: &str| StoreError::fatal("BADSTREAM", format!("{key}: {what}"));
-        let entries: Vec<(String, Vec<(String, Vec<u8>)>)> =
+        let entries: Vec<(String, Fields)> =
             redis::from_redis_value(self.command(range).await?).map_err(|_| bad("not a stream of batches"))?;
         let mut batches = Batches::default();
         for (id, fields) in entries {

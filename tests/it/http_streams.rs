@@ -23,6 +23,8 @@ use crate::support::{SOON, gateway, simulated, until};
 const CHAT: &str = "/proxy/chat/v1/chat/completions";
 /// A stream of the tap's.
 const TAP: &str = "/proxy/tap/v1/chat/completions";
+/// Most steps that a test is ahead of its tap.
+const STEPS_MAX: usize = 64;
 const DONE: &str = "data: [DONE]\n\n";
 
 fn streamed(behaviour: &str) -> String {
@@ -39,7 +41,7 @@ pub fn content(stream: &[u8]) -> String {
 /// A provider whose stream the test writes.
 struct Tap {
     addr: SocketAddr,
-    steps: mpsc::UnboundedSender<Step>,
+    steps: mpsc::Sender<Step>,
     received: Arc<AtomicUsize>,
     _server: AbortOnDropHandle<()>,
 }
@@ -59,7 +61,7 @@ impl Tap {
     async fn with_head(framing: &'static str) -> Tap {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let addr = listener.local_addr().unwrap();
-        let (steps, mut taken) = mpsc::unbounded_channel();
+        let (steps, mut taken) = mpsc::channel(STEPS_MAX);
         let received = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&received);
         let server = tokio::spawn(async move {
@@ -93,15 +95,15 @@ impl Tap {
     }
 
     fn part(&self, text: &str) {
-        self.steps.send(Step::Part(text.as_bytes().to_vec())).unwrap();
+        self.steps.try_send(Step::Part(text.as_bytes().to_vec())).unwrap();
     }
 
     fn end(&self) {
-        self.steps.send(Step::End).unwrap();
+        self.steps.try_send(Step::End).unwrap();
     }
 
     fn cut(&self) {
-        self.steps.send(Step::Cut).unwrap();
+        self.steps.try_send(Step::Cut).unwrap();
     }
 
     fn setup(&self, setup: &mut Setup) {
