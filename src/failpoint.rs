@@ -12,7 +12,7 @@ compile_error!("the feature failpoints is for tests: a release build must not be
 
 /// Every point, in the order of an attempt's life.
 #[cfg(feature = "failpoints")]
-pub const POINTS: [&str; 26] = [
+pub const POINTS: [&str; 25] = [
     "claim.blob",
     "claim.made",
     "call.connected",
@@ -28,7 +28,6 @@ pub const POINTS: [&str; 26] = [
     "adopt.render",
     "adopt.marked",
     "ask.taken",
-    "ask.replay",
     "ask.answered",
     "ask.noted",
     "resolve.before",

@@ -321,8 +321,7 @@ impl Store {
     /// `NotExecuted`, `Ambiguous`: the same call again.
     pub async fn note_attempt(&self, note: &NoteAttempt<'_>) -> Result<NoteReply, StoreError> {
         let (event, actor, detail) = note.event.map_or(("", "", ""), |noted| (noted.event.as_str(), noted.actor, noted.detail));
-        let arguments =
-            arguments![note.job, note.number, note.token, note.remote_id, note.model, event, actor, detail];
+        let arguments = arguments![note.job, note.number, note.token, note.remote_id, note.model, event, actor, detail];
         let call = self.call(Script::NoteAttempt, note.job.identity(), arguments, note.token.as_bytes().to_vec());
         let mut reply = self.run(&call, &Around::default()).await?;
         match reply.status() {
