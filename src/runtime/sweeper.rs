@@ -42,8 +42,8 @@ struct Progress {
     scan: u64,
     /// Which shard of the unknown hints comes next, and from which place.
     unknown: (u8, usize),
-    /// How many jobs were found in this round of theirs that need a person.
-    need_operator: u64,
+    /// How many jobs were found that need a person: in this round of the unknown ones, and in the whole one before.
+    need_operator: (u64, u64),
     gauges_at: Option<Instant>,
 }
 
@@ -320,7 +320,7 @@ async fn check_unknown(runtime: &Inner, progress: &mut Progress) -> Result<(), S
         let job = read(runtime, hint.identity).await?;
         if job.as_ref().is_some_and(|job| has_unknown(job)) {
             kept += 1;
-            progress.need_operator += u64::from(job.is_some_and(|job| job.needs_operator()));
+            progress.need_operator.0 += u64::from(job.is_some_and(|job| job.needs_operator()));
         } else {
             runtime.store.drop_unknown(*hint).await?;
             metrics::swept("hint_dropped", 1);
@@ -331,8 +331,10 @@ async fn check_unknown(runtime: &Inner, progress: &mut Progress) -> Result<(), S
         _ => ((shard + 1) % SHARDS, 0),
     };
     if progress.unknown == (0, 0) {
-        metrics::need_operator(std::mem::take(&mut progress.need_operator));
+        progress.need_operator = (0, progress.need_operator.0);
     }
+    let (so_far, before) = progress.need_operator;
+    metrics::need_operator(so_far.max(before));
     Ok(())
 }
 
