@@ -271,7 +271,10 @@ async fn what_nobody_can_find_out_calls_a_person_once() {
     let _counting = metrics::set_default_local_recorder(recorder);
     let shop = Shop::open().await;
     shop.inkjet.set_behaviour("hang").unwrap();
-    let (runtime, _) = gateway(&shop, Courier::new(&shop.inkjet, Duration::from_millis(200)), |setup| {
+    // It is asked on and on, in vain.
+    let mut courier = Courier::new(&shop.inkjet, Duration::from_millis(200)).finds();
+    courier.ask_instead(&shop.laser);
+    let (runtime, log) = gateway(&shop, courier, |setup| {
         setup.route.reconcile.give_up = Duration::from_millis(400);
         setup.options.sweep = Duration::from_millis(10);
     })
@@ -279,6 +282,8 @@ async fn what_nobody_can_find_out_calls_a_person_once() {
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
     assert!(!settled(&runtime, id).await.needs_operator());
     until("a person is called", async || runtime.read(id).await.unwrap().needs_operator()).await;
+    let asked = log.count("find");
+    until("it is asked on", async || log.count("find") > asked + 3).await;
     let listed = runtime.list(ListState::Unknown, 10).await.unwrap();
     assert!(listed.iter().any(|job| job.id == id && job.needs_operator()));
     until("it is counted", async || recorder.handle().render().contains("onejob_jobs_need_operator 1")).await;
