@@ -183,6 +183,7 @@ async fn play(scene: Scene) {
         until("a person is called", async || the_job(&site, &store).await.is_some_and(|job| job.needs_operator())).await;
         let job = the_job(&site, &store).await.unwrap();
         assert_eq!(job.happened(1, "needs_operator").count(), 1, "once: {job:?}");
+        assert_eq!(last.job(&id).await.unwrap().body["needs_operator"], true);
     }
 
     // The same key tells the truth, once more and for good.
