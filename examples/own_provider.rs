@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use onejob::job::{Class, Key, Owner, Rules};
-use onejob::policy::{FailoverOn, Gate, Plan};
+use onejob::policy::{FailoverOn, Gate, Plan, Reconcile};
 use onejob::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request, Response};
 use onejob::runtime::{ProviderSlot, Route, Runtime, RuntimeOptions, Submission, WaitFor};
 use onejob::store::private_redis::{PrivateRedis, PrivateRedisOptions};
@@ -133,5 +133,7 @@ fn route() -> Route {
         },
         fingerprint_ignore: Vec::new(),
         validator: None,
+        reconcile: Reconcile::default(),
+        tracked: None,
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use onejob::config::Timeouts;
 use onejob::job::{Class, Key, Owner, Rules};
-use onejob::policy::{FailoverOn, Gate, Plan};
+use onejob::policy::{FailoverOn, Gate, Plan, Reconcile};
 use onejob::provider::Request;
 use onejob::provider::http::{HttpOptions, HttpProvider};
 use onejob::provider::simulated::{Simulated, SimulatedOptions};
@@ -47,6 +47,7 @@ async fn main() -> Result<(), Error> {
             idempotency_header: Some("Idempotency-Key".to_owned()),
             not_executed: vec![429],
             stream: onejob::config::Stream::default(),
+            cost: None,
             result_bytes_max: 16 << 20,
             ca_file: None,
         },
@@ -113,5 +114,7 @@ fn route(provider_total: Duration) -> Route {
         },
         fingerprint_ignore: Vec::new(),
         validator: None,
+        reconcile: Reconcile::default(),
+        tracked: None,
     }
 }

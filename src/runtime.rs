@@ -8,7 +8,7 @@
 //! submit ── claim ──▶ drive: call provider ─▶ finish ─▶ wake waiters
 //!             │            ▲   heartbeats (timers)
 //!             ▼            │
-//!          existing      sweeper: lapsed, pending, due
+//!          existing      sweeper: lapsed, pending, due ─▶ reconciler: unknown
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
@@ -31,8 +31,10 @@ use crate::store::{Read, Store};
 mod adopt;
 mod attempts;
 mod checks;
+mod latencies;
 mod outside;
 mod protection;
+mod reconciler;
 mod spool;
 mod streams;
 mod submit;
@@ -50,6 +52,7 @@ pub(crate) use streams::{Came, Next, Reader};
 pub use words::*;
 
 use attempts::{Running, Work};
+use latencies::Latencies;
 use protection::{Budgets, Guard};
 use spool::Spool;
 use streams::Streams;
@@ -79,6 +82,10 @@ struct Inner {
     pending: AtomicUsize,
     /// Places for taking away hints that nobody needs.
     forgetting: Arc<Semaphore>,
+    /// Places for asking providers about unknown attempts.
+    asks: Arc<Semaphore>,
+    /// What tracked races go by.
+    latencies: Latencies,
     /// Whoever has a result in hand; joined on shutdown, so that none is dropped before it is in the spool.
     hands: TaskTracker,
     /// What was in hand when the gateway stopped.
@@ -159,6 +166,8 @@ impl Runtime {
             providers,
             pending: AtomicUsize::new(0),
             forgetting: Arc::new(Semaphore::new(FORGETTING_MAX)),
+            asks: Arc::new(Semaphore::new(reconciler::ASKS_MAX)),
+            latencies: Latencies::default(),
             hands: TaskTracker::new(),
             left_in_hand: LeftInHand::default(),
             spool: spool.clone(),

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use onejob::attempt::AttemptToken;
 use onejob::fingerprint::{digest, second_half, sha256};
 use onejob::job::{Body, Class, Identity, JobId, JobState, Key, Owner, Payload, Rules};
-use onejob::policy::{Gate, Plan};
+use onejob::policy::{Gate, Plan, Reconcile};
 use onejob::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request, Response};
 use onejob::runtime::{ProviderSlot, Route, Runtime, RuntimeOptions, Submission, WaitFor};
 use onejob::store::{Begin, Store, StoreOptions, SubmitJob, Submitted, WriteAhead};
@@ -307,6 +307,8 @@ async fn runtime(redis: &Redis) -> Result<Runtime> {
         plan: Plan { providers: 1, attempts_max: 3, failover_on: Vec::new(), gate: Gate::default(), backoff: Duration::ZERO },
         fingerprint_ignore: Vec::new(),
         validator: None,
+        reconcile: Reconcile::default(),
+        tracked: None,
     };
     Ok(Runtime::start(store(&redis.url()).await?, RuntimeOptions::default(), vec![provider], vec![route])?)
 }

@@ -59,7 +59,6 @@ pub(super) async fn fault_of(runtime: &Inner, job: &Job, response: &Response) ->
 ///
 /// # Errors
 /// The store's: ask again later, nothing is known of the outcome.
-#[expect(dead_code, reason = "for whoever asks providers about earlier attempts")]
 pub(super) async fn checked_for(runtime: &Inner, job: &Job, outcome: Outcome) -> Result<Outcome, StoreError> {
     let Outcome::Succeeded { response, remote_id, model } = outcome else { return Ok(outcome) };
     Ok(match fault_of(runtime, job, &response).await? {

@@ -31,6 +31,11 @@ impl Keys {
         format!("{}:{{{}}}:s:{job}-{attempt}", self.prefix, job.identity())
     }
 
+    /// Who asks providers about a job: STRING.
+    pub(crate) fn ask(&self, identity: Identity) -> String {
+        format!("{}:{{{identity}}}:ask", self.prefix)
+    }
+
     /// When to look at a job: ZSET.
     pub(crate) fn due(&self, shard: u8) -> String {
         format!("{}:due:{{{shard:02x}}}", self.prefix)

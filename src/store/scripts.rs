@@ -38,6 +38,7 @@ scripts! {
     ExtendLease "extend_lease",
     FinishAttempt "finish_attempt",
     ResolveAttempt "resolve_attempt",
+    NoteAttempt "note_attempt",
     CancelJob "cancel_job",
     TickJob "tick_job",
     ReopenJob "reopen_job",
@@ -47,6 +48,7 @@ scripts! {
     AdmitCall "admit_call",
     ReportCall "report_call",
     ExtendPermits "extend_permits",
+    ExtendAsk "extend_ask",
 }
 
 struct Composed {

@@ -396,6 +396,10 @@ async fn check_keys(verdict: &mut Verdict, fleet: &Fleet, store: &Store, jobs: &
         if of_a_provider && life_ms >= 0 {
             continue;
         }
+        // Somebody asks about the job, or asked a short while ago.
+        if key.strip_suffix(":ask").is_some_and(|record| records.contains(record)) && life_ms >= 0 {
+            continue;
+        }
         if key.contains(":b:") && (0..=BLOB_GRACE_MS).contains(&life_ms) {
             waiting += 1;
         } else {
