@@ -66,13 +66,13 @@ impl Question {
 }
 
 /// What the questions about an attempt came to.
-enum Found {
+enum Finding {
     /// How it ended.
     Settled(Question, Outcome),
     /// It was stopped, and that is final.
     Canceled(Question),
     /// The provider has never heard of it.
-    NotFound(Question),
+    NeverHeard(Question),
     /// Nobody knows yet.
     Open,
 }
@@ -269,7 +269,7 @@ impl Asker {
         let lane = self.runtime.providers.get(&attempt.provider);
         let found = match lane {
             Some(lane) => self.questions(lane, job, attempt).await?,
-            None => Found::Open,
+            None => Finding::Open,
         };
         failpoint!("ask.noted");
         if settle(&self.runtime, route, job, attempt, found).await? == Settled::Yes || attempt.state != AttemptState::Unknown {
@@ -279,7 +279,7 @@ impl Asker {
     }
 
     /// Puts the questions that can be put, until one is answered.
-    async fn questions(&self, lane: &Arc<Lane>, job: &Job, attempt: &Attempt) -> Result<Found, StoreError> {
+    async fn questions(&self, lane: &Arc<Lane>, job: &Job, attempt: &Attempt) -> Result<Finding, StoreError> {
         let provider = &lane.slot.provider;
         let abilities = provider.abilities();
         let sent = self.sent(job, attempt);
@@ -294,7 +294,7 @@ impl Asker {
         }
         let unknown = attempt.state == AttemptState::Unknown;
         if !unknown && happened(job, attempt, Noted::CancelSeen).is_none() {
-            return Ok(Found::Open);
+            return Ok(Finding::Open);
         }
         let mut not_found = None;
         let by_id = abilities.status && !attempt.remote_id.is_empty();
@@ -320,7 +320,7 @@ impl Asker {
             // Whatever was not there before may be by now.
             not_found = None;
         }
-        Ok(not_found.filter(|_| self.is_believable(&abilities, job, attempt)).map_or(Found::Open, Found::NotFound))
+        Ok(not_found.filter(|_| self.is_believable(&abilities, job, attempt)).map_or(Finding::Open, Finding::NeverHeard))
     }
 
     /// What an answer means; `None`: the next question, please.
@@ -331,11 +331,11 @@ impl Asker {
         attempt: &Attempt,
         question: Question,
         evidence: Evidence,
-    ) -> Result<Option<Found>, StoreError> {
+    ) -> Result<Option<Finding>, StoreError> {
         Ok(match evidence {
-            Evidence::Settled(outcome) => Some(Found::Settled(question, outcome)),
+            Evidence::Settled(outcome) => Some(Finding::Settled(question, outcome)),
             Evidence::StillRunning if question == Question::Cancel => None,
-            Evidence::StillRunning => Some(Found::Open),
+            Evidence::StillRunning => Some(Finding::Open),
             Evidence::Canceled => {
                 let seen_ms = happened(job, attempt, Noted::CancelSeen);
                 let is_final = match abilities.cancel {
@@ -346,12 +346,12 @@ impl Asker {
                     }),
                 };
                 if is_final {
-                    return Ok(Some(Found::Canceled(question)));
+                    return Ok(Some(Finding::Canceled(question)));
                 }
                 if seen_ms.is_none() {
                     self.note(job, attempt, Noted::CancelSeen, "the provider says that it was stopped").await?;
                 }
-                Some(Found::Open)
+                Some(Finding::Open)
             }
             Evidence::NotFound | Evidence::Expired | Evidence::NoAnswer { .. } => None,
         })
@@ -380,7 +380,7 @@ impl Asker {
     }
 
     /// Sends the attempt again, with the same key and the same bytes. Only a complete success proves anything.
-    async fn replay(&self, lane: &Arc<Lane>, job: &Job, attempt: &Attempt) -> Result<Option<Found>, StoreError> {
+    async fn replay(&self, lane: &Arc<Lane>, job: &Job, attempt: &Attempt) -> Result<Option<Finding>, StoreError> {
         let body = self.runtime.store.body(job.id.identity(), &job.input.body).await?;
         let request = Request::from_head(&job.input.head, body);
         let rendered = match lane.slot.provider.render(&request) {
@@ -423,7 +423,7 @@ impl Asker {
         };
         self.count(lane, Question::Replay, &evidence);
         Ok(match evidence {
-            Evidence::Settled(outcome) => Some(Found::Settled(Question::Replay, outcome)),
+            Evidence::Settled(outcome) => Some(Finding::Settled(Question::Replay, outcome)),
             _ => None,
         })
     }
@@ -553,24 +553,30 @@ enum Settled {
 }
 
 /// Writes down what was found out about an attempt.
-async fn settle(runtime: &Arc<Inner>, route: &Route, job: &Job, attempt: &Attempt, found: Found) -> Result<Settled, StoreError> {
+async fn settle(
+    runtime: &Arc<Inner>,
+    route: &Route,
+    job: &Job,
+    attempt: &Attempt,
+    found: Finding,
+) -> Result<Settled, StoreError> {
     let now_ms = runtime.store.now_ms();
     if attempt.state == AttemptState::Running {
         // Its holder will be told how it ended; only that it was stopped it may never hear.
-        let Found::Canceled(question) = found else { return Ok(Settled::No) };
+        let Finding::Canceled(question) = found else { return Ok(Settled::No) };
         give_up_holding(runtime, job, attempt, question).await?;
         return settle_as(runtime, job, attempt, canceled(attempt, question)).await;
     }
     let decision = match found {
-        Found::Open => return Ok(Settled::No),
-        Found::Canceled(question) => canceled(attempt, question),
-        Found::NotFound(question) => {
+        Finding::Open => return Ok(Settled::No),
+        Finding::Canceled(question) => canceled(attempt, question),
+        Finding::NeverHeard(question) => {
             let (then, why) = follow(route, job, attempt, FailoverOn::NotSent, now_ms);
             let reason = format!("{}: the provider has never heard of it{why}", question.as_str());
             // The scripts believe it after the quarantine, which a provider's own word would not wait for.
             Decision { word: Word::Operator, ..decision(attempt, ResolveOutcome::Failed, reason, then) }
         }
-        Found::Settled(question, outcome) => {
+        Finding::Settled(question, outcome) => {
             let by = question.as_str();
             match verdict::fit(checks::checked_for(runtime, job, outcome).await?) {
                 Outcome::Succeeded { response, remote_id, model } => {

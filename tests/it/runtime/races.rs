@@ -36,7 +36,7 @@ async fn the_loser_of_a_race_is_stopped_at_its_provider() {
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
     let won = ended(&runtime, id).await;
     assert_eq!((won.state, won.completed_by), (JobState::Succeeded, 2));
-    until("the loser is stopped", async || states(&*runtime.read(id).await.unwrap()) == [Canceled, Succeeded]).await;
+    until("the loser is stopped", async || states(&runtime.read(id).await.unwrap()) == [Canceled, Succeeded]).await;
     let job = runtime.read(id).await.unwrap();
     assert_eq!((job.state, job.version, job.completed_by), (JobState::Succeeded, won.version, 2));
     assert_eq!((inkjet.asked(), laser.asked()), (vec!["cancel"], vec![]));
@@ -55,7 +55,7 @@ async fn a_loser_that_was_lost_is_asked_what_it_cost() {
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
     let won = ended(&runtime, id).await;
     assert_eq!((won.state, states(&won)[1]), (JobState::Succeeded, Succeeded));
-    until("the loser is judged", async || states(&*runtime.read(id).await.unwrap()) == [Discarded, Succeeded]).await;
+    until("the loser is judged", async || states(&runtime.read(id).await.unwrap()) == [Discarded, Succeeded]).await;
     assert_eq!(inkjet.asked(), ["status"]);
     let counted = "onejob_discarded_cost_total{provider=\"inkjet\"} 7";
     until(counted, async || recorder.handle().render().contains(counted)).await;
@@ -86,7 +86,7 @@ async fn one_of_a_race_that_is_unknown_is_asked_about_while_the_other_runs() {
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
     let job = ended(&runtime, id).await;
     assert_eq!((job.state, job.completed_by), (JobState::Succeeded, 1));
-    until("the other is stopped", async || states(&*runtime.read(id).await.unwrap()) == [Succeeded, Canceled]).await;
+    until("the other is stopped", async || states(&runtime.read(id).await.unwrap()) == [Succeeded, Canceled]).await;
 }
 
 /// By what its provider took for the last ones, and not after the half minute that counts while nobody knows.

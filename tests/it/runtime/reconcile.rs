@@ -198,7 +198,7 @@ async fn never_heard_of_is_not_believed_of_who_has_accepted() {
     let (runtime, log) = gateway(&shop, courier, |setup| setup.route.rules.quarantine_ms = 0).await;
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
     until("it was asked about", async || log.count("find") > 3).await;
-    assert_eq!(states(&*runtime.read(id).await.unwrap()), [Unknown]);
+    assert_eq!(states(&runtime.read(id).await.unwrap()), [Unknown]);
 }
 
 /// A definite failure found out later is one: within the budget another attempt runs, else the job has the provider's refusal.

@@ -143,7 +143,7 @@ async fn a_forced_cancel_stops_the_provider_too() {
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
     until("the printer has it", async || shop.inkjet.ledger().accepted == 1).await;
     runtime.cancel(id, "request-1", CancelMode::Force, "ada", "at once").await.unwrap();
-    until("its row says so", async || states(&*runtime.read(id).await.unwrap()) == [Canceled]).await;
+    until("its row says so", async || states(&runtime.read(id).await.unwrap()) == [Canceled]).await;
     let job = runtime.read(id).await.unwrap();
     assert_eq!((job.state, job.version, log.asked()), (JobState::Canceled, 1, vec!["cancel"]));
 }
