@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use onejob::job::{Class, Key, Owner, Rules};
-use onejob::policy::{FailoverOn, Gate, Plan};
+use onejob::policy::{FailoverOn, Gate, Plan, Reconcile};
 use onejob::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request, Response};
 use onejob::runtime::{ProviderSlot, Route, Runtime, RuntimeOptions, Submission, WaitFor};
 use onejob::store::private_redis::{PrivateRedis, PrivateRedisOptions};
@@ -132,5 +132,7 @@ fn route() -> Route {
             backoff: Duration::from_millis(200),
         },
         fingerprint_ignore: Vec::new(),
+        reconcile: Reconcile::default(),
+        tracked: None,
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use onejob::config::Timeouts;
 use onejob::job::{Class, Key, Owner, Rules};
-use onejob::policy::{FailoverOn, Gate, Plan};
+use onejob::policy::{FailoverOn, Gate, Plan, Reconcile};
 use onejob::provider::Request;
 use onejob::provider::http::{HttpOptions, HttpProvider};
 use onejob::provider::simulated::{Simulated, SimulatedOptions};
@@ -46,6 +46,7 @@ async fn main() -> Result<(), Error> {
             timeouts,
             idempotency_header: Some("Idempotency-Key".to_owned()),
             not_executed: vec![429],
+            cost: None,
             result_bytes_max: 16 << 20,
             ca_file: None,
         },
@@ -111,5 +112,7 @@ fn route(provider_total: Duration) -> Route {
             backoff: Duration::from_millis(200),
         },
         fingerprint_ignore: Vec::new(),
+        reconcile: Reconcile::default(),
+        tracked: None,
     }
 }

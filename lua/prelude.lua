@@ -242,6 +242,16 @@ local function note(record, now, event, number, actor, detail)
   end
 end
 
+-- Whether this event of this attempt was noted before, in these words. The oldest events go, and then it may be noted again.
+local function happened(record, event, number, detail)
+  for _, known in ipairs(record[P.events]) do
+    if known[2] == event and known[3] == number and known[5] == detail then
+      return true
+    end
+  end
+  return false
+end
+
 -- A request id counts for one script and one attempt (0 for the job): under another call it is another request.
 local function request_name(request_id, number)
   return SCRIPT .. ' ' .. text(number) .. ' ' .. request_id
@@ -344,16 +354,10 @@ local function write(key, record, now)
   return packed
 end
 
--- When somebody should look at the job next, in ms; 0 for never.
+-- When somebody should look at the job next, in ms; 0 for never. Also an ended job may have an attempt that still runs: a race's
+-- loser, or one that was left behind by force.
 local function next_due(record, now)
-  if ended(record) then
-    local strip = record[P.input_body] ~= '' or record[P.result_body] ~= ''
-    if strip and record[P.policy][L.retention_ms] < record[P.policy][L.key_life_ms] then
-      return record[P.retain_until_ms]
-    end
-    return 0
-  end
-  local due = record[P.deadline_ms] > now and record[P.deadline_ms] or 0
+  local due = 0
   local function at(moment)
     if moment > 0 and (due == 0 or moment < due) then
       due = moment
@@ -363,6 +367,16 @@ local function next_due(record, now)
     if attempt[A.state] == 'starting' or attempt[A.state] == 'running' then
       at(attempt[A.lease_ms])
     end
+  end
+  if ended(record) then
+    local strip = record[P.input_body] ~= '' or record[P.result_body] ~= ''
+    if strip and record[P.policy][L.retention_ms] < record[P.policy][L.key_life_ms] then
+      at(record[P.retain_until_ms])
+    end
+    return due
+  end
+  if record[P.deadline_ms] > now then
+    at(record[P.deadline_ms])
   end
   if derive(record) == 'pending' then
     at(math.max(record[P.holder_lease_ms], record[P.next_at_ms], now))

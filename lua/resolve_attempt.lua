@@ -18,7 +18,7 @@ ARGV
   [5] actor              text, who decides
   [6] reason             text, why
   [7] evidence           "provider": the provider's own word; "operator": somebody's
-  [8] result_head        text, '' unless succeeded
+  [8] result_head        text: the result's, or, for "failed", the head of the provider's refusal; '' if there is none
   [9] result_blob_bytes  size of the blob, 0 if the body is in [10]
   [10] result_body       the body, or the SHA-256 that names the blob
   [11] follow            "retry": another attempt may begin; "end": the job ends with this
@@ -85,6 +85,8 @@ close(attempt, now, outcome, reason)
 settle(record, now, follow, reason)
 if not ended(record) then
   record[P.reason] = reason
+elseif JUST_ENDED and record[P.state] == 'failed' and outcome == 'failed' then
+  record[P.result_head], record[P.result_blob_bytes], record[P.result_body] = result.head, result.blob_bytes, result.body
 end
 write(KEYS[1], record, now)
 return reply('recorded', record[P.state])

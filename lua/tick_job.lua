@@ -13,10 +13,12 @@ KEYS
 ARGV
   [1] echo    text, given back in the reply
 REPLY { status, script, echo, detail… }
-  ticked, job_id, job state, due_ms, blobs, changes   changes: words among aborted, unknown, poisoned, deadline, stripped, with spaces
-  unchanged, job_id, job state, due_ms, blobs         due_ms: when to look again, 0 for no time of its own; blobs: "yes" if the
-                                                      record names a blob, else "no"
-  not_found                                           no such job
+  ticked, job_id, job state, due_ms, blobs, open, changes
+                                                    changes: words among aborted, unknown, poisoned, deadline, stripped, with spaces
+  unchanged, job_id, job state, due_ms, blobs, open
+                                                    due_ms: when to look again, 0 for no time of its own; blobs: "yes" if the
+                                                    record names a blob, else "no"; open: how many attempts are
+  not_found                                         no such job
 WRITES the record, once, if something changed
 COST   O(attempts)
 ]]
@@ -67,9 +69,10 @@ if gone(record, now) and (record[P.input_body] ~= '' or record[P.result_body] ~=
   changed('stripped')
 end
 
+local open = text(census(record).open)
 local blobs = record[P.input_blob_bytes] + record[P.result_blob_bytes] > 0 and 'yes' or 'no'
 if #changes == 0 then
-  return reply('unchanged', record[P.job_id], record[P.state], text(next_due(record, now)), blobs)
+  return reply('unchanged', record[P.job_id], record[P.state], text(next_due(record, now)), blobs, open)
 end
 write(KEYS[1], record, now)
-return reply('ticked', record[P.job_id], record[P.state], text(next_due(record, now)), blobs, table.concat(changes, ' '))
+return reply('ticked', record[P.job_id], record[P.state], text(next_due(record, now)), blobs, open, table.concat(changes, ' '))

@@ -12,10 +12,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::fingerprint::{hex, sha256};
 use crate::job::{Class, Rules};
+use crate::policy::{self, REPLAYS_MAX, TRACKED_AFTER_MIN, Tracked};
 
 mod check;
 mod describe;
@@ -183,12 +184,21 @@ impl Config {
         route.attempts
     }
 
+    /// Returns how often one job of the route can be sent again, beside those calls, to find out what became of an attempt: at
+    /// providers that do the work of a key once, and only while they remember it.
+    pub fn provider_replays_max(&self, route: &Route) -> u32 {
+        let honours = |name: &String| self.provider.get(name).is_some_and(|provider| provider.idempotency.is_some());
+        let replays = u32::try_from(REPLAYS_MAX).expect("a few");
+        if route.providers.iter().any(honours) { route.attempts * replays } else { 0 }
+    }
+
     /// Returns the rules that a job of the route carries with it.
     pub fn rules(&self, route: &Route) -> Rules {
         Rules {
             attempts_max: route.attempts,
             race_max: route.race.map_or(1, |race| race.max),
-            race_after_ms: route.race.map_or(0, |race| whole_ms(race.after)),
+            // Where it is tracked, the record says how early it may be.
+            race_after_ms: route.race.map_or(0, |race| whole_ms(race.after.fixed().unwrap_or(TRACKED_AFTER_MIN))),
             key_life_ms: whole_ms(route.key_life()),
             retention_ms: whole_ms(route.retention),
             releases_on_failure: route.on_failure == OnFailure::Release,
@@ -198,6 +208,22 @@ impl Config {
 }
 
 impl Route {
+    /// Returns when providers are asked about unknown attempts.
+    pub fn reconcile(&self) -> policy::Reconcile {
+        let Reconcile { first, max, give_up } = self.reconcile;
+        policy::Reconcile { first, max, give_up, abandon_after: self.abandon_after }
+    }
+
+    /// Returns when a race's next attempt begins, if that is tracked.
+    pub fn tracked(&self) -> Option<Tracked> {
+        match self.race? {
+            Race { after: RaceAfter::Percentile(percentile), after_fallback: Some(fallback), .. } => {
+                Some(Tracked { percentile, fallback })
+            }
+            Race { .. } => None,
+        }
+    }
+
     /// Returns how long the key stands for the job from its end.
     pub fn key_life(&self) -> Duration {
         self.key_life.unwrap_or(self.retention)
@@ -438,6 +464,8 @@ pub struct ProviderEntry {
     pub idempotency: Option<Idempotency>,
     /// Statuses that it swears mean "did nothing".
     pub not_executed: Vec<u16>,
+    /// JSON pointer to a number in its answer: what the work cost, in its own unit.
+    pub cost: Option<String>,
     /// How much at once.
     pub limits: Limits,
     /// A PEM file of the authorities to trust instead of the system's.
@@ -458,6 +486,7 @@ impl Default for ProviderEntry {
             timeouts: Timeouts::default(),
             idempotency: None,
             not_executed: Vec::new(),
+            cost: None,
             limits: Limits::default(),
             ca_file: None,
             behaviour: None,
@@ -594,10 +623,81 @@ pub enum Executors {
 #[serde(deny_unknown_fields)]
 pub struct Race {
     /// How long an attempt runs before another may begin.
-    #[serde(with = "humantime_serde")]
-    pub after: Duration,
+    pub after: RaceAfter,
+    /// For a percentile: what counts until there are enough latencies.
+    #[serde(default, with = "humantime_serde")]
+    pub after_fallback: Option<Duration>,
     /// How many may be open at once.
     pub max: u32,
+}
+
+/// How long an attempt of a race runs before another may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RaceAfter {
+    /// Always so long: `"10s"`.
+    Fixed(Duration),
+    /// As long as that percentile of the provider's latencies on this route: `"p95"`.
+    Percentile(u8),
+}
+
+impl RaceAfter {
+    /// The time, if it is fixed.
+    pub fn fixed(self) -> Option<Duration> {
+        match self {
+            RaceAfter::Fixed(after) => Some(after),
+            RaceAfter::Percentile(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for RaceAfter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RaceAfter::Fixed(after) => humantime::format_duration(*after).fmt(f),
+            RaceAfter::Percentile(percentile) => write!(f, "p{percentile}"),
+        }
+    }
+}
+
+impl Serialize for RaceAfter {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for RaceAfter {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if let Some(percentile) = text.strip_prefix('p').and_then(|digits| digits.parse().ok()) {
+            return Ok(RaceAfter::Percentile(percentile));
+        }
+        let fixed = humantime::parse_duration(&text).map_err(|error| {
+            serde::de::Error::custom(format!("{error}; it must be a time, as \"10s\", or a percentile, as \"p95\""))
+        });
+        fixed.map(RaceAfter::Fixed)
+    }
+}
+
+/// When providers are asked what became of an unknown attempt.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Reconcile {
+    /// From the moment it became unknown to the first question; also the shortest pause between two.
+    #[serde(with = "humantime_serde")]
+    pub first: Duration,
+    /// The longest pause between two questions.
+    #[serde(with = "humantime_serde")]
+    pub max: Duration,
+    /// How long it may stay unknown before a person is called.
+    #[serde(with = "humantime_serde")]
+    pub give_up: Duration,
+}
+
+impl Default for Reconcile {
+    fn default() -> Self {
+        let policy::Reconcile { first, max, give_up, .. } = policy::Reconcile::default();
+        Reconcile { first, max, give_up }
+    }
 }
 
 /// A route: what kind of job, by which providers, under which rules.
@@ -632,6 +732,11 @@ pub struct Route {
     /// How long after becoming unknown "it never happened" is not believed. Absent: the shortest safe time; less is refused.
     #[serde(with = "humantime_serde")]
     pub quarantine: Option<Duration>,
+    /// When providers are asked about unknown attempts.
+    pub reconcile: Reconcile,
+    /// For `effects = "pure"`: how long an attempt may stay unknown before it is abandoned. Absent: for ever.
+    #[serde(with = "humantime_serde")]
+    pub abandon_after: Option<Duration>,
     /// What a definite failure does to the key.
     pub on_failure: OnFailure,
     /// JSON pointers that do not count in the fingerprint.
@@ -658,6 +763,8 @@ impl Default for Route {
             retention: Duration::from_secs(24 * 3600),
             key_life: None,
             quarantine: None,
+            reconcile: Reconcile::default(),
+            abandon_after: None,
             on_failure: OnFailure::Keep,
             fingerprint_ignore: Vec::new(),
             backoff: Duration::from_millis(200),

@@ -12,7 +12,7 @@ compile_error!("the feature failpoints is for tests: a release build must not be
 
 /// Every point, in the order of an attempt's life.
 #[cfg(feature = "failpoints")]
-pub const POINTS: [&str; 22] = [
+pub const POINTS: [&str; 25] = [
     "claim.blob",
     "claim.made",
     "call.connected",
@@ -27,6 +27,9 @@ pub const POINTS: [&str; 22] = [
     "adopt.made",
     "adopt.render",
     "adopt.marked",
+    "ask.taken",
+    "ask.answered",
+    "ask.noted",
     "resolve.before",
     "resolve.made",
     "cancel.before",

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::attempt::Attempt;
+use crate::attempt::{Attempt, AttemptState};
 use crate::fingerprint::{self, HalfBytes, Sha256Bytes};
 
 /// Longest idempotency key in characters, as draft-ietf-httpapi-idempotency-key-header-07 suggests servers publish.
@@ -510,6 +510,17 @@ impl Job {
     /// Whether it is final, but for an operator's reopening.
     pub fn is_ended(&self) -> bool {
         self.state.is_ended()
+    }
+
+    /// When an event of an attempt was noted, each time, Unix ms of Redis; as far as the record remembers.
+    pub fn happened(&self, attempt: u32, event: &str) -> impl Iterator<Item = u64> {
+        self.events.iter().filter(move |one| one.attempt == attempt && one.event == event).map(|one| one.at_ms)
+    }
+
+    /// Whether a person must find out what became of it: nobody else could in the time that its route allows.
+    pub fn needs_operator(&self) -> bool {
+        let called = |number| self.happened(number, "needs_operator").next().is_some();
+        !self.is_ended() && self.attempts.iter().any(|one| one.state == AttemptState::Unknown && called(one.number))
     }
 
     /// The attempt whose result is the job's.

@@ -26,6 +26,14 @@ pub const JOBS_ENDED: &str = "onejob_jobs_ended_total";
 pub const JOBS_OPEN: &str = "onejob_jobs_open";
 /// The age of the oldest unknown job in the store.
 pub const OLDEST_UNKNOWN: &str = "onejob_oldest_unknown_seconds";
+/// Unknown jobs in the store that nobody but a person can settle any more.
+pub const NEED_OPERATOR: &str = "onejob_jobs_need_operator";
+/// Questions about earlier attempts by provider, question (`status`, `find`, `replay`, `cancel`) and answer.
+pub const QUESTIONS: &str = "onejob_questions_total";
+/// Unknown attempts that were settled without a person, by outcome: `succeeded`, `failed`, `canceled`, `abandoned`, `discarded`.
+pub const RECONCILED: &str = "onejob_reconciled_total";
+/// What discarded successes cost, in the unit of the provider.
+pub const DISCARDED_COST: &str = "onejob_discarded_cost_total";
 /// How long a script took, from this gateway, by script.
 pub const SCRIPT_SECONDS: &str = "onejob_script_duration_seconds";
 /// Errors of the store by class: `not_executed`, `ambiguous`, `fatal`.
@@ -65,6 +73,9 @@ const SUBMIT_RESULTS: &[&str] = &["created", "existing", "conflict", "gone", "co
 const OUTCOMES: &[&str] = &["succeeded", "rejected", "not_sent", "invalid_output", "unknown"];
 const FATES: &[&str] = &["won", "discarded"];
 const ENDED_STATES: &[&str] = &["succeeded", "failed", "canceled", "indeterminate"];
+const QUESTION_KINDS: &[&str] = &["status", "find", "replay", "cancel"];
+const ANSWERS: &[&str] = &["succeeded", "rejected", "invalid_output", "running", "not_found", "expired", "canceled", "no_answer"];
+const RECONCILED_AS: &[&str] = &["succeeded", "failed", "canceled", "abandoned", "discarded"];
 const OPEN_STATES: &[&str] = &["pending", "running", "canceling", "unknown", "open"];
 const SCRIPTS: &[&str] = &[
     "submit_job",
@@ -73,11 +84,13 @@ const SCRIPTS: &[&str] = &[
     "extend_lease",
     "finish_attempt",
     "resolve_attempt",
+    "note_attempt",
     "cancel_job",
     "tick_job",
     "reopen_job",
     "read_job",
     "settle_hint",
+    "extend_ask",
 ];
 const ERROR_CLASSES: &[&str] = &["not_executed", "ambiguous", "fatal"];
 const SWEPT: &[&str] = &["aborted", "unknown", "poisoned", "deadline", "stripped", "hint_dropped", "hint_repaired"];
@@ -185,7 +198,7 @@ impl Metric {
 }
 
 /// Every metric, for dashboards and tests, in the order of their names above.
-pub const ALL: [Metric; 22] = [
+pub const ALL: [Metric; 26] = [
     Metric::counter(SUBMITS, "Submits by result.", &[("result", Values::Words(SUBMIT_RESULTS))]),
     Metric::counter(
         ATTEMPTS,
@@ -201,6 +214,18 @@ pub const ALL: [Metric; 22] = [
         &[("state", Values::Words(OPEN_STATES))],
     ),
     Metric::gauge(OLDEST_UNKNOWN, "Age of the oldest unknown job in the store.", &[]),
+    Metric::gauge(NEED_OPERATOR, "Unknown jobs in the store that nobody but a person can settle any more.", &[]),
+    Metric::counter(
+        QUESTIONS,
+        "Questions about earlier attempts by provider, question and answer.",
+        &[("provider", Values::Providers), ("question", Values::Words(QUESTION_KINDS)), ("answer", Values::Words(ANSWERS))],
+    ),
+    Metric::counter(
+        RECONCILED,
+        "Unknown attempts that were settled without a person, by outcome.",
+        &[("outcome", Values::Words(RECONCILED_AS))],
+    ),
+    Metric::counter(DISCARDED_COST, "What discarded successes cost, in the provider's unit.", &[("provider", Values::Providers)]),
     Metric::histogram(SCRIPT_SECONDS, "Round trip of a script, by script.", &[("script", Values::Words(SCRIPTS))]),
     Metric::counter(STORE_ERRORS, "Errors of the store by class.", &[("class", Values::Words(ERROR_CLASSES))]),
     Metric::histogram(
@@ -288,6 +313,24 @@ pub(crate) fn jobs_open(state: &'static str, jobs: u64) {
 
 pub(crate) fn oldest_unknown(age: Duration) {
     gauge!(OLDEST_UNKNOWN).set(age.as_secs_f64());
+}
+
+pub(crate) fn need_operator(jobs: u64) {
+    gauge!(NEED_OPERATOR).set(jobs as f64);
+}
+
+pub(crate) fn question(provider: &str, question: &'static str, answer: &'static str) {
+    debug_assert!(QUESTION_KINDS.contains(&question) && ANSWERS.contains(&answer), "{question} {answer}");
+    counter!(QUESTIONS, "provider" => provider.to_owned(), "question" => question, "answer" => answer).increment(1);
+}
+
+pub(crate) fn reconciled(outcome: &'static str) {
+    debug_assert!(RECONCILED_AS.contains(&outcome), "{outcome}");
+    counter!(RECONCILED, "outcome" => outcome).increment(1);
+}
+
+pub(crate) fn discarded_cost(provider: &str, cost: u64) {
+    counter!(DISCARDED_COST, "provider" => provider.to_owned()).increment(cost);
 }
 
 pub(crate) fn script(name: &'static str, took: Duration) {

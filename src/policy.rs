@@ -1,8 +1,7 @@
 //! What may begin next: which provider, after which delay, under which budget.
 //!
 //! Pure functions over plain data: no clock, no I/O, no randomness. *Whether* another attempt may begin at this moment is decided
-//! in
-//! `lua/`, on the record; here only *what the runtime would like to do next*. One budget of attempts serves every retry and
+//! in `lua/`, on the record; here only *what the runtime would like to do next*. One budget of attempts serves every retry and
 //! failover.
 
 use std::fmt;
@@ -212,9 +211,84 @@ impl Plan {
         }
     }
 
+    /// What comes after a try whose end was found out later. The delay is left to the record.
+    pub fn after_all(&self, tries: &[Try], remaining: Option<Duration>) -> Result<(), Ending> {
+        match self.after(tries, None, remaining) {
+            Next::Begin { .. } => Ok(()),
+            Next::End(ending) => Err(ending),
+        }
+    }
+
     fn backoff_before(&self, tries_there: usize) -> Duration {
         let doublings = u32::try_from(tries_there.saturating_sub(1)).unwrap_or(u32::MAX).min(16);
         (self.backoff * 2_u32.pow(doublings)).min(BACKOFF_MAX)
+    }
+}
+
+/// When providers are asked what became of an unknown attempt, and for how long before a person must.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reconcile {
+    /// From the moment it became unknown to the first question; also the shortest pause between two.
+    pub first: Duration,
+    /// The longest pause between two questions.
+    pub max: Duration,
+    /// How long it may stay unknown before a person is called. The questions go on.
+    pub give_up: Duration,
+    /// How long it may stay unknown before it is abandoned, where doing it twice only costs. `None`: never.
+    pub abandon_after: Option<Duration>,
+}
+
+impl Default for Reconcile {
+    fn default() -> Self {
+        Reconcile {
+            first: Duration::from_secs(2),
+            max: Duration::from_secs(300),
+            give_up: Duration::from_secs(3600),
+            abandon_after: None,
+        }
+    }
+}
+
+impl Reconcile {
+    /// The pause after a question that settled nothing about an attempt unknown for so long: half of that, within the limits.
+    /// It follows from the record alone, so whoever asks next keeps the same schedule.
+    pub fn pause(&self, age: Duration) -> Duration {
+        (age / 2).clamp(self.first.min(self.max), self.max)
+    }
+}
+
+/// Most times that one attempt is sent again with its key to find out what became of it.
+pub const REPLAYS_MAX: usize = 5;
+
+/// When another attempt of a race may begin, where that is not fixed but follows the provider's own latencies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tracked {
+    /// Which percentile of the latencies of its successes, [`PERCENTILES`].
+    pub percentile: u8,
+    /// What counts until there are enough of them.
+    pub fallback: Duration,
+}
+
+/// The percentiles that can be tracked: below the half, every second attempt would be raced.
+pub const PERCENTILES: RangeInclusive<u8> = 50..=99;
+/// The shortest time that a tracked race gives an attempt, and what the record says of it: the scripts allow no race before.
+pub const TRACKED_AFTER_MIN: Duration = Duration::from_millis(10);
+
+impl Tracked {
+    /// How many latencies it takes before one of them is beyond the percentile; never fewer than twenty.
+    pub fn samples_min(self) -> usize {
+        let beyond = 100 - usize::from(self.percentile.min(99));
+        100_usize.div_ceil(beyond).max(20)
+    }
+
+    /// How long an attempt runs before another may begin, by what its provider took for others.
+    pub fn after(self, latencies: &mut [Duration]) -> Duration {
+        if latencies.len() < self.samples_min() {
+            return self.fallback;
+        }
+        latencies.sort_unstable();
+        let rank = (latencies.len() * usize::from(self.percentile)).div_ceil(100);
+        latencies[rank.clamp(1, latencies.len()) - 1].max(TRACKED_AFTER_MIN)
     }
 }
 
@@ -328,6 +402,29 @@ mod tests {
         let two = Some(Duration::from_secs(2));
         assert_eq!(plan.after(&busy, two, Some(Duration::from_secs(3))), begin(0, 2000, GateSaid::Nothing));
         assert_eq!(plan.after(&busy, two, Some(Duration::from_secs(2))), Next::End(Ending::Deadline));
+    }
+
+    #[test]
+    fn questions_come_at_half_the_age_and_within_the_limits() {
+        let (first, max) = (Duration::from_secs(2), Duration::from_secs(30));
+        let reconcile = Reconcile { first, max, ..Reconcile::default() };
+        let pause = |age| reconcile.pause(Duration::from_secs(age)).as_secs();
+        assert_eq!([0, 2, 4, 10, 60, 86_400].map(pause), [2, 2, 2, 5, 30, 30]);
+        let upside_down = Reconcile { first: max, max: first, ..reconcile };
+        assert_eq!(upside_down.pause(Duration::ZERO), first, "never longer than the longest");
+    }
+
+    #[test]
+    fn a_percentile_needs_a_latency_beyond_it() {
+        let fallback = Duration::from_secs(9);
+        let tracked = |percentile| Tracked { percentile, fallback };
+        let taken = |count: u64| (1..=count).rev().map(|n| Duration::from_millis(n * 100)).collect::<Vec<_>>();
+        assert_eq!(tracked(95).after(&mut taken(19)), fallback);
+        assert_eq!(tracked(95).after(&mut taken(20)), Duration::from_millis(1900));
+        assert_eq!(tracked(99).after(&mut taken(99)), fallback);
+        assert_eq!(tracked(99).after(&mut taken(100)), Duration::from_millis(9900));
+        assert_eq!(tracked(50).after(&mut taken(200)), Duration::from_millis(10_000));
+        assert_eq!(tracked(50).after(&mut vec![Duration::ZERO; 40]), TRACKED_AFTER_MIN);
     }
 
     #[test]

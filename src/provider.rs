@@ -368,6 +368,12 @@ pub trait Provider: Send + Sync + 'static {
         Box::pin(std::future::ready(Outcome::Unknown { reason: "this provider does not honour keys".to_owned() }))
     }
 
+    /// What a complete answer says that the work cost, in the provider's own unit; `None` if it does not say.
+    fn cost(&self, response: &Response) -> Option<u64> {
+        let _ = response;
+        None
+    }
+
     /// What it can be asked.
     fn abilities(&self) -> Abilities {
         Abilities::default()

@@ -8,7 +8,7 @@
 //! submit ── claim ──▶ drive: call provider ─▶ finish ─▶ wake waiters
 //!             │            ▲   heartbeats (timers)
 //!             ▼            │
-//!          existing      sweeper: lapsed, pending, due
+//!          existing      sweeper: lapsed, pending, due ─▶ reconciler: unknown
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
@@ -30,7 +30,9 @@ use crate::store::{Read, Store};
 
 mod adopt;
 mod attempts;
+mod latencies;
 mod outside;
+mod reconciler;
 mod spool;
 mod submit;
 mod sweeper;
@@ -44,6 +46,7 @@ pub use attempts::Drained;
 pub use words::*;
 
 use attempts::{Running, Work};
+use latencies::Latencies;
 use spool::Spool;
 use timers::Timers;
 use waiters::{First, Seat, Waiters};
@@ -68,6 +71,10 @@ struct Inner {
     pending: AtomicUsize,
     /// Places for taking away hints that nobody needs.
     forgetting: Arc<Semaphore>,
+    /// Places for asking providers about unknown attempts.
+    asks: Arc<Semaphore>,
+    /// What tracked races go by.
+    latencies: Latencies,
     /// Whoever has a result in hand; joined on shutdown, so that none is dropped before it is in the spool.
     hands: TaskTracker,
     /// What was in hand when the gateway stopped.
@@ -140,6 +147,8 @@ impl Runtime {
             providers,
             pending: AtomicUsize::new(0),
             forgetting: Arc::new(Semaphore::new(FORGETTING_MAX)),
+            asks: Arc::new(Semaphore::new(reconciler::ASKS_MAX)),
+            latencies: Latencies::default(),
             hands: TaskTracker::new(),
             left_in_hand: LeftInHand::default(),
             spool: spool.clone(),

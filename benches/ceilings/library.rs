@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use onejob::attempt::AttemptToken;
 use onejob::fingerprint::{digest, second_half, sha256};
 use onejob::job::{Body, Class, Identity, JobId, JobState, Key, Owner, Payload, Rules};
-use onejob::policy::{Gate, Plan};
+use onejob::policy::{Gate, Plan, Reconcile};
 use onejob::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request, Response};
 use onejob::runtime::{ProviderSlot, Route, Runtime, RuntimeOptions, Submission, WaitFor};
 use onejob::store::{Begin, Store, StoreOptions, SubmitJob, Submitted, WriteAhead};
@@ -306,6 +306,8 @@ async fn runtime(redis: &Redis) -> Result<Runtime> {
         rules: rules(),
         plan: Plan { providers: 1, attempts_max: 3, failover_on: Vec::new(), gate: Gate::default(), backoff: Duration::ZERO },
         fingerprint_ignore: Vec::new(),
+        reconcile: Reconcile::default(),
+        tracked: None,
     };
     Ok(Runtime::start(store(&redis.url()).await?, RuntimeOptions::default(), vec![provider], vec![route])?)
 }

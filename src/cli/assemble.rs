@@ -76,6 +76,8 @@ fn route(config: &Config, name: &str, route: &config::Route) -> Route {
             backoff: route.backoff,
         },
         fingerprint_ignore: route.fingerprint_ignore.clone(),
+        reconcile: route.reconcile(),
+        tracked: route.tracked(),
     }
 }
 
@@ -134,7 +136,7 @@ mod tests {
 
     use onejob::config::{Environment, Sources};
     use onejob::job::Class;
-    use onejob::policy::{FailoverOn, Gate};
+    use onejob::policy::{FailoverOn, Gate, Reconcile, Tracked};
 
     use super::*;
 
@@ -162,12 +164,17 @@ mod tests {
             ("route.print.key_life", "2h"),
             ("route.print.on_failure", "release"),
             ("route.print.fingerprint_ignore", r#"["/at"]"#),
+            ("route.print.reconcile", r#"{ first = "3s", max = "1m", give_up = "10m" }"#),
+            ("route.print.abandon_after", "20m"),
         ]);
         let [route] = <[Route; 1]>::try_from(routes(&config)).unwrap();
         assert_eq!(route.class, Class::Race);
         assert_eq!(route.providers, ["inkjet", "laser"]);
         assert_eq!(route.deadline, Some(Duration::from_secs(90)));
         assert_eq!(route.fingerprint_ignore, ["/at"]);
+        let [first, max, give_up, abandon_after] = [3, 60, 600, 1200].map(Duration::from_secs);
+        assert_eq!(route.reconcile, Reconcile { first, max, give_up, abandon_after: Some(abandon_after) });
+        assert_eq!(route.tracked, None);
         assert_eq!(
             route.plan,
             Plan {
@@ -181,6 +188,16 @@ mod tests {
         let rules = route.rules;
         assert_eq!((rules.attempts_max, rules.race_max, rules.race_after_ms), (5, 2, 2000));
         assert_eq!((rules.key_life_ms, rules.retention_ms, rules.releases_on_failure), (7_200_000, 3_600_000, true));
+        let tracked = load(&[
+            ("provider.laser.base_url", "http://127.0.0.1:1"),
+            ("route.print.providers", r#"["laser"]"#),
+            ("route.print.class", "race"),
+            ("route.print.effects", "pure"),
+            ("route.print.race", r#"{ after = "p95", after_fallback = "4s", max = 2 }"#),
+        ]);
+        let [tracked] = <[Route; 1]>::try_from(routes(&tracked)).unwrap();
+        assert_eq!(tracked.tracked, Some(Tracked { percentile: 95, fallback: Duration::from_secs(4) }));
+        assert_eq!(tracked.rules.race_after_ms, 10, "how early it may be");
         // The pause, the kernel's patience, the slowest provider, the clock's step: 30 s + 20 s + 120 s + 1 s.
         assert_eq!(rules.quarantine_ms, 171_000);
     }

@@ -14,7 +14,7 @@ use onejob::config::Config;
 use onejob::error::StoreError;
 use onejob::fingerprint::{digest, second_half, sha256};
 use onejob::job::{Body, Class, Identity, JobId, JobState, Key, Owner, Payload, Rules};
-use onejob::policy::{Gate, Plan};
+use onejob::policy::{Gate, Plan, Reconcile};
 use onejob::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request, Response};
 use onejob::runtime::{ProviderSlot, Route, Runtime, RuntimeOptions, Submission, WaitFor};
 use onejob::store::private_redis::{PrivateRedis, PrivateRedisOptions};
@@ -360,6 +360,8 @@ fn runtime(store: Store, tasks: usize) -> Result<Runtime, Failure> {
         rules: rules(),
         plan: Plan { providers: 1, attempts_max: 3, failover_on: Vec::new(), gate: Gate::default(), backoff: Duration::ZERO },
         fingerprint_ignore: Vec::new(),
+        reconcile: Reconcile::default(),
+        tracked: None,
     };
     Runtime::start(store, RuntimeOptions::default(), vec![slot], vec![route]).or_exit(Exit::Internal)
 }

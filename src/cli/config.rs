@@ -61,8 +61,12 @@ pub(super) fn follows(config: &Config) -> String {
     let line = |(name, route): (&String, &onejob::config::Route)| {
         let calls = config.provider_calls_max(route);
         let calls = show::count(calls as usize, "provider call");
+        let replays = match config.provider_replays_max(route) {
+            0 => String::new(),
+            replays => format!(" and {}", show::count(replays as usize, "replay")),
+        };
         let quarantine = humantime::format_duration(config.quarantine(route));
-        format!("route {name}: at most {calls} a job; quarantine {quarantine}\n")
+        format!("route {name}: at most {calls}{replays} a job; quarantine {quarantine}\n")
     };
     config.route.iter().map(line).collect()
 }

@@ -54,6 +54,7 @@ fn rows(jobs: &[Value]) -> String {
         let attempts = job["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
         let unknown = show::unknown(job);
         let reason = unknown.map_or_else(|| show::text(job, "reason"), |attempt| show::text(attempt, "reason"));
+        let reason = if job["needs_operator"] == true { format!("needs an operator: {reason}") } else { reason };
         let since = unknown.and_then(|attempt| attempt["ended_ms"].as_u64()).or_else(|| job["created_ms"].as_u64());
         table.add_row([
             show::text(job, "id"),

@@ -14,9 +14,10 @@ use super::secret::without_credentials;
 use super::sources::{Environment, Read, shorten};
 use super::{
     ATTEMPTS_MAX, Adapter, Document, Effects, Executors, NAME_BYTES_MAX, PROVIDERS_MAX, Problem, ProviderEntry, ROUTES_MAX,
-    Redis, Role, Route, Runtime, Secret, Server, quarantine_min,
+    RaceAfter, Reconcile, Redis, Role, Route, Runtime, Secret, Server, quarantine_min,
 };
 use crate::job::{Class, Owner};
+use crate::policy::PERCENTILES;
 
 /// Longest time of any kind: sums of several still fit every clock, and more is a slip of the pen.
 const DURATION_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
@@ -412,6 +413,9 @@ impl Checker<'_> {
         for status in provider.not_executed.iter().filter(|status| !(400..=599).contains(*status)) {
             self.refuse(&not_executed, Some(status), "only statuses from 400 to 599 can mean that nothing was done", "remove it");
         }
+        if let Some(pointer) = &provider.cost {
+            self.pointer(&format!("{key}.cost"), pointer);
+        }
         self.number(&format!("{key}.limits.in_flight"), provider.limits.in_flight, 1, AT_ONCE_MAX);
         if let Some(file) = &provider.ca_file
             && let Err(error) = std::fs::File::open(file)
@@ -529,6 +533,7 @@ impl Checker<'_> {
             self.race(&key, route);
             self.lives(&key, route);
             self.quarantine(&format!("{key}.quarantine"), route, document);
+            self.reconcile(&key, route);
             self.time(&format!("{key}.backoff"), route.backoff, DURATION_MIN);
             self.pointers(&format!("{key}.fingerprint_ignore"), &route.fingerprint_ignore);
             let forward = format!("{key}.forward_headers");
@@ -593,14 +598,61 @@ impl Checker<'_> {
                 "set class = \"exclusive\", or effects = \"pure\" if that is true",
             );
         }
-        self.time(&after, race.after, DURATION_MIN);
-        if race.after >= route.deadline {
-            let what = format!("the second attempt would begin after the deadline, {}", shown(route.deadline));
-            self.refuse(&after, Some(&shown(race.after)), what, "shorten it");
+        let (fallback, deadline) = (format!("{key}.race.after_fallback"), route.deadline);
+        match (race.after, race.after_fallback) {
+            (RaceAfter::Fixed(fixed), None) => self.race_after(&after, fixed, deadline),
+            (RaceAfter::Fixed(_), Some(set)) => {
+                self.refuse(&fallback, Some(&shown(set)), "race.after is fixed and needs none", "remove it");
+            }
+            (RaceAfter::Percentile(percentile), set) => {
+                if !PERCENTILES.contains(&percentile) {
+                    let (min, max) = PERCENTILES.into_inner();
+                    let what = format!("a percentile must be p{min} to p{max}");
+                    self.refuse(&after, Some(&race.after), what, "as in p95");
+                }
+                match set {
+                    Some(set) => self.race_after(&fallback, set, deadline),
+                    None => {
+                        let what = "a percentile needs a time for as long as there are too few latencies";
+                        self.refuse(&fallback, None, what, "as in race = { after = \"p95\", after_fallback = \"10s\", max = 2 }");
+                    }
+                }
+            }
         }
         if race.max < 2 || race.max > route.attempts {
             let what = format!("it must be 2 or more, and at most attempts, {}", route.attempts);
             self.refuse(&max, Some(&race.max), what, "two are a race");
+        }
+    }
+
+    fn race_after(&mut self, key: &str, after: Duration, deadline: Duration) {
+        self.time(key, after, DURATION_MIN);
+        if after >= deadline {
+            let what = format!("the second attempt would begin after the deadline, {}", shown(deadline));
+            self.refuse(key, Some(&shown(after)), what, "shorten it");
+        }
+    }
+
+    fn reconcile(&mut self, key: &str, route: &Route) {
+        let Reconcile { first, max, give_up } = route.reconcile;
+        let within = format!("{key}.reconcile");
+        self.time(&format!("{within}.first"), first, DURATION_MIN);
+        self.time(&format!("{within}.max"), max, DURATION_MIN);
+        self.time(&format!("{within}.give_up"), give_up, DURATION_MIN);
+        if max < first {
+            let what = format!("the longest pause is shorter than the shortest, first = {}", shown(first));
+            self.refuse(&format!("{within}.max"), Some(&shown(max)), what, "lengthen it, or shorten first");
+        }
+        if give_up < first {
+            let what = format!("a person would be called before anything was asked, first = {}", shown(first));
+            self.refuse(&format!("{within}.give_up"), Some(&shown(give_up)), what, "lengthen it, or shorten first");
+        }
+        let Some(abandon_after) = route.abandon_after else { return };
+        let key = format!("{key}.abandon_after");
+        self.time(&key, abandon_after, DURATION_MIN);
+        if route.effects != Effects::Pure {
+            let what = "what may have happened to the world is abandoned by a person alone; it needs effects = \"pure\"";
+            self.refuse(&key, Some(&shown(abandon_after)), what, "remove it, or set effects = \"pure\" if that is true");
         }
     }
 
@@ -634,11 +686,15 @@ impl Checker<'_> {
         self.count(key, pointers.len(), LIST_MAX);
         self.repeated(key, pointers);
         for pointer in pointers {
-            let escapes = pointer.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
-            if !pointer.starts_with('/') || !escapes {
-                let what = "it is no JSON pointer to a part of the body (RFC 6901)";
-                self.refuse(key, Some(&pointer.escape_debug()), what, "as in /client/clicked_at");
-            }
+            self.pointer(key, pointer);
+        }
+    }
+
+    fn pointer(&mut self, key: &str, pointer: &str) {
+        let escapes = pointer.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
+        if !pointer.starts_with('/') || !escapes {
+            let what = "it is no JSON pointer to a part of the body (RFC 6901)";
+            self.refuse(key, Some(&pointer.escape_debug()), what, "as in /client/clicked_at");
         }
     }
 }

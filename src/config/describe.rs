@@ -23,8 +23,12 @@ impl Config {
         for (name, route) in &self.route {
             let calls = self.provider_calls_max(route);
             let word = if calls == 1 { "call" } else { "calls" };
+            let replays = match self.provider_replays_max(route) {
+                0 => String::new(),
+                replays => format!(" and {replays} replays"),
+            };
             let quarantine = humantime::format_duration(self.quarantine(route)).to_string().replace(' ', "");
-            writeln!(out, "route {name}: at most {calls} provider {word} a job; quarantine {quarantine}")
+            writeln!(out, "route {name}: at most {calls} provider {word}{replays} a job; quarantine {quarantine}")
                 .expect("a string takes every write");
         }
         out
@@ -38,6 +42,7 @@ impl Config {
             .map(|(name, route)| {
                 let follows = json!({
                     "provider_calls_max": self.provider_calls_max(route),
+                    "provider_replays_max": self.provider_replays_max(route),
                     "quarantine_ms": super::whole_ms(self.quarantine(route)),
                     "key_life_ms": super::whole_ms(route.key_life()),
                 });

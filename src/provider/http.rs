@@ -23,7 +23,7 @@ use self::connection::Connector;
 use self::exchange::{Exchange, Exchanged};
 use self::judge::{Answer, Hidden, Judge};
 use crate::config::{ProviderEntry, Timeouts};
-use crate::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request};
+use crate::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request, Response};
 
 mod connection;
 mod exchange;
@@ -57,6 +57,8 @@ pub struct HttpOptions {
     pub idempotency_header: Option<String>,
     /// Statuses that the provider swears mean "did nothing". Never 2xx.
     pub not_executed: Vec<u16>,
+    /// JSON pointer to a number in an answer: what the work cost.
+    pub cost: Option<String>,
     /// Largest body of an answer.
     pub result_bytes_max: usize,
     /// A PEM file of the authorities to trust instead of the system's.
@@ -84,6 +86,7 @@ impl HttpOptions {
             timeouts: entry.timeouts,
             idempotency_header: entry.idempotency.as_ref().map(|idempotency| idempotency.header.clone()),
             not_executed: entry.not_executed.clone(),
+            cost: entry.cost.clone(),
             result_bytes_max,
             ca_file: entry.ca_file.clone(),
         }
@@ -101,6 +104,7 @@ impl fmt::Debug for HttpOptions {
             .field("timeouts", &self.timeouts)
             .field("idempotency_header", &self.idempotency_header)
             .field("not_executed", &self.not_executed)
+            .field("cost", &self.cost)
             .field("result_bytes_max", &self.result_bytes_max)
             .field("ca_file", &self.ca_file)
             .finish()
@@ -157,6 +161,7 @@ pub struct HttpProvider {
     authorization: Option<HeaderValue>,
     idempotency_header: Option<HeaderName>,
     judge: Judge,
+    cost: Option<String>,
     exchange: Exchange,
 }
 
@@ -188,6 +193,7 @@ impl HttpProvider {
             render,
             authorization,
             idempotency_header,
+            cost: options.cost,
             judge: Judge { hidden: Hidden::new(options.bearer.as_deref()), not_executed: options.not_executed },
             exchange: Exchange::new(connector, options.timeouts, options.result_bytes_max),
         })
@@ -261,6 +267,17 @@ impl Provider for HttpProvider {
     fn submit(&self, call: Call) -> ProviderFuture<'_, Outcome> {
         Box::pin(self.call(call))
     }
+
+    fn cost(&self, response: &Response) -> Option<u64> {
+        cost_at(self.cost.as_deref()?, &response.body)
+    }
+}
+
+/// A number of an answer, in whole units: a fraction of one counts as one.
+fn cost_at(pointer: &str, body: &[u8]) -> Option<u64> {
+    let answer: serde_json::Value = serde_json::from_slice(body).ok()?;
+    let cost = answer.pointer(pointer)?;
+    cost.as_u64().or_else(|| cost.as_f64().filter(|cost| (0.0..1e15).contains(cost)).map(|cost| cost.ceil() as u64))
 }
 
 fn own_header_name(name: &str) -> Result<HeaderName, HttpProblem> {
@@ -276,4 +293,20 @@ fn authorization(bearer: &str) -> Result<HeaderValue, HttpProblem> {
     let mut value = HeaderValue::from_str(&format!("Bearer {bearer}")).map_err(|_| HttpProblem::Bearer)?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cost_is_a_number_of_whole_units_at_its_place() {
+        let cost = |body: &str| cost_at("/usage/total_tokens", body.as_bytes());
+        assert_eq!(cost(r#"{"usage":{"total_tokens":7}}"#), Some(7));
+        assert_eq!(cost(r#"{"usage":{"total_tokens":0.2}}"#), Some(1));
+        for body in ["", "{}", "7", r#"{"usage":{"total_tokens":"7"}}"#, r#"{"usage":{"total_tokens":-1}}"#] {
+            assert_eq!(cost(body), None, "{body}");
+        }
+        assert_eq!(cost(r#"{"usage":{"total_tokens":1e300}}"#), None);
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
@@ -82,6 +82,10 @@ pub(crate) struct Running {
     pub(super) in_hand: AtomicBool,
     /// Whether somebody asked to cancel its job, as of the last heartbeat.
     pub(super) canceling: AtomicBool,
+    /// Whether another attempt of its race may have begun: then the job's end is not the end of its attempts.
+    pub(super) raced: AtomicBool,
+    /// The provider's own name for the work, once it is told.
+    pub(super) remote_id: OnceLock<String>,
 }
 
 /// Room for one attempt: among our jobs, and at its provider.
@@ -129,6 +133,8 @@ impl Running {
             bytes_life: bytes_life(rules),
             in_hand: AtomicBool::new(false),
             canceling: AtomicBool::new(false),
+            raced: AtomicBool::new(false),
+            remote_id: OnceLock::new(),
         });
         runtime.running().insert(token, Arc::clone(&attempt));
         attempt
@@ -136,7 +142,9 @@ impl Running {
 
     /// What storing its end takes.
     pub(super) fn whose(&self) -> Whose {
-        let Running { job, number, token, hint_ms, strip_after_ms, bytes_life, .. } = *self;
+        let Running { job, number, token, strip_after_ms, bytes_life, .. } = *self;
+        // Whatever ran beside it is looked at when its lease is over, should its gateway die.
+        let hint_ms = self.hint_ms.filter(|_| !self.raced.load(Ordering::Relaxed));
         Whose { job, number, token, hint_ms, strip_after_ms, input: self.input.clone(), bytes_life }
     }
 }
@@ -165,6 +173,14 @@ impl Inner {
             room = acquire => room,
             () = tokio::time::sleep(within) => None,
             () = self.stopping.cancelled() => None,
+        }
+    }
+
+    /// How long an attempt of a race runs before another may begin.
+    fn race_after(&self, route: &Route, lane: &Lane) -> Duration {
+        match route.tracked {
+            None => Duration::from_millis(route.rules.race_after_ms),
+            Some(tracked) => self.latencies.of(&route.name, &lane.slot.name).after(tracked),
         }
     }
 
@@ -244,7 +260,7 @@ pub(crate) async fn drive(
     loop {
         runtime.timers.set(Timer::Heartbeat(Arc::downgrade(&attempt)), runtime.options.lease / 3).await;
         if work.route.class == Class::Race {
-            let after = Duration::from_millis(work.route.rules.race_after_ms);
+            let after = runtime.race_after(&work.route, &attempt.lane);
             let mut beside = work.clone();
             // The racer goes on from the attempt that is still running, which is no failed try yet.
             beside.tries.push(Try { provider: attempt.place, failure: FailoverOn::NotSent });
@@ -253,6 +269,9 @@ pub(crate) async fn drive(
         let called = Instant::now();
         let outcome = call(&runtime, &work, &attempt, rendered).await;
         failpoint!("call.answered");
+        if work.route.tracked.is_some() && matches!(outcome, Outcome::Succeeded { .. }) {
+            runtime.latencies.of(&work.route.name, &attempt.lane.slot.name).add(called.elapsed());
+        }
         apart += called.elapsed();
         let next = conclude(&runtime, &mut work, &attempt, outcome).await;
         runtime.running().remove(&attempt.token);
@@ -304,8 +323,16 @@ pub(crate) async fn race(runtime: Arc<Inner>, beside: Weak<Running>, work: Work)
     loop {
         let Some(room) = runtime.try_room(&lane) else { return };
         let began = Instant::now();
+        match beside.upgrade() {
+            // Before it begins: one of the two may end the job at any moment from then on.
+            Some(beside) => beside.raced.store(true, Ordering::Relaxed),
+            None => return,
+        }
         match begin(&runtime, &work, place, None, room, Arc::clone(&lane)).await {
-            Ok((attempt, rendered, room)) => return drive(runtime, work, attempt, rendered, room, began).await,
+            Ok((attempt, rendered, room)) => {
+                attempt.raced.store(true, Ordering::Relaxed);
+                return drive(runtime, work, attempt, rendered, room, began).await;
+            }
             Err(NotBegun::BesideRunning) if pause <= RACE_PAUSE_MAX && !runtime.race_is_full(&work) => {}
             Err(NotBegun::BesideRunning | NotBegun::Otherwise) => return,
         }
@@ -460,7 +487,7 @@ pub(super) async fn settle_beginning(runtime: &Arc<Inner>, begin: &BeginAttempt<
 }
 
 /// The one call to the provider.
-async fn call(runtime: &Inner, work: &Work, attempt: &Running, rendered: Rendered) -> Outcome {
+async fn call(runtime: &Arc<Inner>, work: &Work, attempt: &Arc<Running>, rendered: Rendered) -> Outcome {
     let total = Instant::now() + attempt.lane.slot.total;
     let deadline = work.deadline.map_or(total, |deadline| deadline.min(total));
     if deadline <= Instant::now() {

@@ -49,26 +49,7 @@ impl Runtime {
     /// # Errors
     /// The store's: the same call again, with the same request id.
     pub async fn resolve(&self, id: JobId, decision: Decision) -> Result<Resolved, StoreError> {
-        let inner = &self.inner;
-        let result = inner.payload(id.identity(), decision.result.as_ref()).await?;
-        let resolve = ResolveAttempt {
-            job: id,
-            number: decision.number,
-            request_id: &decision.request_id,
-            outcome: decision.outcome,
-            actor: &decision.actor,
-            reason: &decision.reason,
-            word: decision.word,
-            result: &result,
-            follow: follow(decision.then),
-        };
-        failpoint!("resolve.before");
-        let resolved = inner.store.resolve_attempt(&resolve).await?;
-        failpoint!("resolve.made");
-        let (number, actor) = (decision.number, &decision.actor);
-        tracing::info!(job = %id, attempt = number, actor, outcome = decision.outcome.as_str(), answer = ?resolved, "a decision");
-        inner.after_change(id).await;
-        Ok(resolved)
+        resolve(&self.inner, id, decision).await
     }
 
     /// Gives a failed job new attempts.
@@ -178,6 +159,47 @@ impl Runtime {
         inner.after_change(id).await;
         Ok(finished)
     }
+}
+
+/// Writes down what was decided, or found out, about an unknown attempt, and goes on with its job.
+pub(super) async fn resolve(inner: &Arc<Inner>, id: JobId, decision: Decision) -> Result<Resolved, StoreError> {
+    let result = inner.payload(id.identity(), decision.result.as_ref()).await?;
+    let resolve = ResolveAttempt {
+        job: id,
+        number: decision.number,
+        request_id: &decision.request_id,
+        outcome: decision.outcome,
+        actor: &decision.actor,
+        reason: &decision.reason,
+        word: decision.word,
+        result: &result,
+        follow: follow(decision.then),
+    };
+    failpoint!("resolve.before");
+    let resolved = inner.store.resolve_attempt(&resolve).await?;
+    failpoint!("resolve.made");
+    let (number, actor) = (decision.number, &decision.actor);
+    tracing::info!(job = %id, attempt = number, actor, outcome = decision.outcome.as_str(), answer = ?resolved, "a decision");
+    match &resolved {
+        Resolved::Won { .. } => {
+            metrics::result("won");
+            metrics::late_result();
+            metrics::job_ended(JobState::Succeeded.as_str());
+        }
+        Resolved::Recorded { job } if job.is_ended() => metrics::job_ended(job.as_str()),
+        Resolved::Discarded { .. } => {
+            metrics::result("discarded");
+            metrics::late_result();
+            tracing::warn!(job = %id, attempt = number, "a success is discarded: its job had ended");
+        }
+        Resolved::Recorded { .. }
+        | Resolved::Repeated { .. }
+        | Resolved::Quarantine { .. }
+        | Resolved::NotUnknown { .. }
+        | Resolved::NotFound => {}
+    }
+    inner.after_change(id).await;
+    Ok(resolved)
 }
 
 impl Inner {

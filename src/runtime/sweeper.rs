@@ -18,6 +18,7 @@ use crate::job::{Identity, Job, JobState, SHARDS};
 use crate::metrics;
 use crate::policy::{self, Next};
 use crate::runtime::adopt::{self, Found};
+use crate::runtime::reconciler::{self, Wish};
 use crate::runtime::{Inner, millis};
 use crate::store::{HasBlobs, Hint, Read, Ticked};
 
@@ -41,6 +42,8 @@ struct Progress {
     scan: u64,
     /// Which shard of the unknown hints comes next, and from which place.
     unknown: (u8, usize),
+    /// How many jobs were found that need a person: in this round of the unknown ones, and in the whole one before.
+    need_operator: (u64, u64),
     gauges_at: Option<Instant>,
 }
 
@@ -167,8 +170,8 @@ pub(crate) fn look_soon(runtime: Arc<Inner>, identity: Identity) -> BoxFuture<'s
 /// `hint` is the due hint that led here, if one did.
 pub(crate) async fn look_after(runtime: &Arc<Inner>, identity: Identity, hint: Option<Hint>) -> Result<(), StoreError> {
     let store = &runtime.store;
-    let (id, state, due_ms, blobs, changes) = match store.tick_job(identity).await? {
-        Ticked::Job { id, state, due_ms, blobs, changes } => (id, state, due_ms, blobs, changes),
+    let (id, state, due_ms, blobs, open, changes) = match store.tick_job(identity).await? {
+        Ticked::Job { id, state, due_ms, blobs, open, changes } => (id, state, due_ms, blobs, open, changes),
         Ticked::NotFound => {
             // A hint is due a lease after it was written: a record that is absent now will not come any more.
             if let Some(hint) = hint {
@@ -203,7 +206,13 @@ pub(crate) async fn look_after(runtime: &Arc<Inner>, identity: Identity, hint: O
         }
     }
     let now_ms = store.now_ms();
-    let tells_more = matches!(state, JobState::Pending | JobState::Canceling) || blobs == HasBlobs::Yes;
+    let tells_more = blobs == HasBlobs::Yes
+        || match state {
+            JobState::Pending | JobState::Unknown | JobState::Canceling => true,
+            // One of a race may be unknown beside the one that runs.
+            JobState::Running => open > 1,
+            JobState::Succeeded | JobState::Failed | JobState::Canceled | JobState::Indeterminate => open > 0,
+        };
     let job = if tells_more { read(runtime, identity).await? } else { None };
     let unknown = |job: &Job| !job.is_ended() && has_unknown(job);
     if state == JobState::Unknown || job.as_deref().is_some_and(unknown) {
@@ -212,6 +221,10 @@ pub(crate) async fn look_after(runtime: &Arc<Inner>, identity: Identity, hint: O
     if let Some(job) = job.as_ref().filter(|_| blobs == HasBlobs::Yes) {
         store.keep_blobs_of(job).await?;
     }
+    let wish = match job.as_deref() {
+        Some(job) if open > 0 => reconciler::consider(runtime, job).await?,
+        Some(_) | None => Wish::Nothing,
+    };
     let look_ms = match state {
         JobState::Succeeded | JobState::Failed | JobState::Canceled | JobState::Indeterminate => {
             if let Some(unknown) = store.unknown_hint(identity).await? {
@@ -229,6 +242,11 @@ pub(crate) async fn look_after(runtime: &Arc<Inner>, identity: Identity, hint: O
             if due_ms > now_ms { look.min(due_ms) } else { look }
         }
     };
+    let look_ms = match wish.look_ms() {
+        Some(wished_ms) if look_ms == 0 => wished_ms,
+        Some(wished_ms) => look_ms.min(wished_ms),
+        None => look_ms,
+    };
     match hint {
         Some(hint) => {
             store.move_due(hint, look_ms).await?;
@@ -238,6 +256,9 @@ pub(crate) async fn look_after(runtime: &Arc<Inner>, identity: Identity, hint: O
         }
         None if look_ms > 0 => store.note_due(identity, look_ms).await?,
         None => {}
+    }
+    if let Wish::Ask(_, ask) = wish {
+        reconciler::begin(runtime, ask);
     }
     Ok(())
 }
@@ -296,9 +317,10 @@ async fn check_unknown(runtime: &Inner, progress: &mut Progress) -> Result<(), S
     let page = runtime.store.unknown_page(shard, from, UNKNOWN_PAGE).await?;
     let mut kept = 0;
     for hint in &page {
-        let unknown = read(runtime, hint.identity).await?.is_some_and(|job| has_unknown(&job));
-        if unknown {
+        let job = read(runtime, hint.identity).await?;
+        if job.as_ref().is_some_and(|job| has_unknown(job)) {
             kept += 1;
+            progress.need_operator.0 += u64::from(job.is_some_and(|job| job.needs_operator()));
         } else {
             runtime.store.drop_unknown(*hint).await?;
             metrics::swept("hint_dropped", 1);
@@ -308,6 +330,11 @@ async fn check_unknown(runtime: &Inner, progress: &mut Progress) -> Result<(), S
         UNKNOWN_PAGE => (shard, from + kept),
         _ => ((shard + 1) % SHARDS, 0),
     };
+    if progress.unknown == (0, 0) {
+        progress.need_operator = (0, progress.need_operator.0);
+    }
+    let (so_far, before) = progress.need_operator;
+    metrics::need_operator(so_far.max(before));
     Ok(())
 }
 

@@ -1,21 +1,26 @@
 //! What a provider says of a call before its outcome: heard while the call runs.
 
 use std::pin::pin;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::mpsc::Receiver;
 
+use crate::attempt::AttemptToken;
+use crate::job::JobId;
 use crate::provider::{Outcome, Told};
 use crate::runtime::Inner;
-use crate::runtime::attempts::Running;
+use crate::runtime::attempts::{Running, STORE_PAUSE, STORE_PAUSE_MAX};
+use crate::runtime::verdict::is_name;
+use crate::store::NoteAttempt;
 
 /// How long after the outcome what was told before it may take to be heard.
 const LAST_TOLD: Duration = Duration::from_secs(1);
 
 /// Waits for an outcome, and hears what is told before it.
 pub(super) async fn hear(
-    runtime: &Inner,
-    attempt: &Running,
+    runtime: &Arc<Inner>,
+    attempt: &Arc<Running>,
     outcome: impl Future<Output = Outcome>,
     heard: Receiver<Told>,
 ) -> Outcome {
@@ -35,13 +40,51 @@ pub(super) async fn hear(
     outcome
 }
 
-async fn listen(_runtime: &Inner, attempt: &Running, mut heard: Receiver<Told>) {
+async fn listen(runtime: &Arc<Inner>, attempt: &Arc<Running>, mut heard: Receiver<Told>) {
     while let Some(told) = heard.recv().await {
         match told {
-            Told::Accepted { remote_id } => {
-                tracing::debug!(job = %attempt.job, attempt = attempt.number, remote_id, "the provider took it on");
-            }
+            Told::Accepted { remote_id } => accepted(runtime, attempt, remote_id),
             Told::Head { .. } | Told::Part(_) => {}
         }
+    }
+}
+
+/// The provider took it on under a name of its own: noted at once, beside the call. The first name counts.
+fn accepted(runtime: &Arc<Inner>, attempt: &Arc<Running>, remote_id: String) {
+    let (job, number, token) = (attempt.job, attempt.number, attempt.token);
+    if !is_name(&remote_id) || attempt.remote_id.set(remote_id.clone()).is_err() {
+        return tracing::debug!(%job, attempt = number, "the provider's name for an attempt is not noted: too long, or the second");
+    }
+    tracing::debug!(%job, attempt = number, remote_id, "the provider took it on");
+    let named = Named { job, number, token, remote_id };
+    runtime.work.spawn(note(Arc::clone(runtime), Arc::downgrade(attempt), named));
+}
+
+/// What a provider calls an attempt.
+struct Named {
+    job: JobId,
+    number: u32,
+    token: AttemptToken,
+    remote_id: String,
+}
+
+/// Notes the name, again and again until the store has it, or until the attempt has ended: its end says it too.
+async fn note(runtime: Arc<Inner>, attempt: Weak<Running>, named: Named) {
+    let Named { job, number, token, remote_id } = &named;
+    let note = NoteAttempt { job: *job, number: *number, token: *token, remote_id, model: "", event: None };
+    let mut pause = STORE_PAUSE;
+    while let Err(error) = runtime.store.note_attempt(&note).await {
+        tracing::debug!(%job, attempt = number, %error, "the provider's name for an attempt is not noted yet");
+        if !error.is_retryable() && !error.is_for_permission() {
+            return;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = runtime.stopped.cancelled() => return,
+        }
+        if attempt.strong_count() == 0 {
+            return;
+        }
+        pause = (pause * 2).min(STORE_PAUSE_MAX);
     }
 }

@@ -19,7 +19,7 @@ use crate::provider::{Outcome, Response};
 use crate::runtime::attempts::{Running, STORE_PAUSE, STORE_PAUSE_MAX, Work};
 use crate::runtime::spool::{Kept, Offer, SPOOL_AFTER, SPOOL_AGAIN};
 use crate::runtime::sweeper;
-use crate::runtime::{Inner, millis};
+use crate::runtime::{Inner, Lane, millis};
 use crate::store::{FinishAttempt, Finished, Follow, Hint, Keep, Store, Tell};
 
 /// Longest reason that is taken from an adapter, in characters: it stands in the record, in the log, and is shown on one line.
@@ -93,6 +93,11 @@ pub(super) async fn conclude(
         let (job, provider, reason) = (attempt.job, &attempt.lane.slot.name, &verdict.reason);
         tracing::warn!(%job, attempt = attempt.number, provider, reason, "an attempt is unknown; nothing else begins for its key");
     }
+    if let (Finished::Discarded { attempt: AttemptState::Discarded, .. }, Some(response)) = (&finished, &verdict.response)
+        && verdict.outcome == FinishOutcome::Succeeded
+    {
+        count_cost(&attempt.lane, attempt.job, attempt.number, response);
+    }
     let about = About { job: attempt.job, attempt: attempt.number, provider: Some(&attempt.lane.slot.name) };
     count_finish(&finished, verdict.outcome, about);
     match finished {
@@ -103,6 +108,16 @@ pub(super) async fn conclude(
             }
             verdict.next
         }
+        Finished::Won { .. } if attempt.raced.load(Ordering::Relaxed) => {
+            // Whoever ran beside it is stopped, and asked what it cost.
+            sweeper::look_soon(Arc::clone(runtime), attempt.job.identity()).await;
+            None
+        }
+        Finished::Recorded { .. } | Finished::Repeated { .. } if verdict.outcome == FinishOutcome::Unknown => {
+            // Its provider is asked soon, and not only when its lease would have been over.
+            sweeper::look_soon(Arc::clone(runtime), attempt.job.identity()).await;
+            None
+        }
         Finished::Won { .. }
         | Finished::Recorded { .. }
         | Finished::Repeated { .. }
@@ -112,16 +127,20 @@ pub(super) async fn conclude(
 }
 
 fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome) -> Verdict {
+    let told = || attempt.remote_id.get().cloned().unwrap_or_default();
     let (failure, retry_after, mut verdict) = match fit(outcome) {
         Outcome::Succeeded { response, remote_id, model } => {
             return Verdict {
                 response: Some(response),
-                remote_id: remote_id.unwrap_or_default(),
+                remote_id: remote_id.unwrap_or_else(told),
                 model: model.unwrap_or_default(),
                 ..Verdict::plain(FinishOutcome::Succeeded, String::new())
             };
         }
-        Outcome::Unknown { reason } => return Verdict::plain(FinishOutcome::Unknown, reason),
+        // By that name it can be asked about, whether or not it was noted meanwhile.
+        Outcome::Unknown { reason } => {
+            return Verdict { remote_id: told(), ..Verdict::plain(FinishOutcome::Unknown, reason) };
+        }
         Outcome::NotSent { reason } if attempt.fence.check().is_err() => {
             // Our own lease ran out: no failure of the provider's, and whoever has a lease may begin.
             metrics::fenced();
@@ -165,7 +184,7 @@ fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome) 
 }
 
 /// What an adapter says of itself, fit for the record and the log.
-fn fit(outcome: Outcome) -> Outcome {
+pub(super) fn fit(outcome: Outcome) -> Outcome {
     match outcome {
         Outcome::Succeeded { response, remote_id, model } => Outcome::Succeeded {
             response,
@@ -181,7 +200,7 @@ fn fit(outcome: Outcome) -> Outcome {
     }
 }
 
-fn is_name(name: &str) -> bool {
+pub(super) fn is_name(name: &str) -> bool {
     name.len() <= NAME_BYTES_MAX && !name.chars().any(char::is_control)
 }
 
@@ -399,6 +418,15 @@ async fn settle_ended(runtime: &Inner, whose: &Whose, result: &Body) {
         let strip_at_ms = whose.strip_at_ms(&runtime.store).unwrap_or(0);
         // Left standing it would only cost the sweeper a look.
         let _ = runtime.store.move_due(Hint { identity, at_ms }, strip_at_ms).await;
+    }
+}
+
+/// Counts what a result cost that nobody gets, if its provider says so.
+pub(super) fn count_cost(lane: &Lane, job: JobId, attempt: u32, response: &Response) {
+    let provider = &lane.slot.name;
+    if let Some(cost) = lane.slot.provider.cost(response) {
+        metrics::discarded_cost(provider, cost);
+        tracing::warn!(%job, attempt, provider, cost, "what a discarded success cost");
     }
 }
 

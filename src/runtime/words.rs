@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::attempt::{FinishOutcome, ResolveOutcome};
 use crate::error::StoreError;
 use crate::job::{Class, Job, JobId, JobState, Key, Owner, Rules};
-use crate::policy::Plan;
+use crate::policy::{Plan, Reconcile, Tracked};
 use crate::provider::{Provider, Request, Response};
 use crate::store::{Gone, Word};
 
@@ -73,6 +73,10 @@ pub struct Route {
     pub plan: Plan,
     /// JSON pointers that do not count in the fingerprint.
     pub fingerprint_ignore: Vec<String>,
+    /// When providers are asked about its unknown attempts.
+    pub reconcile: Reconcile,
+    /// When a race's next attempt begins, if that is tracked: `rules.race_after_ms` is then only how early it may.
+    pub tracked: Option<Tracked>,
 }
 
 /// A provider as the runtime uses it.

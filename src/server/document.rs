@@ -45,6 +45,8 @@ pub(crate) struct JobDocument<'a> {
     /// Which model answered, if the provider said so.
     model: Option<&'a str>,
     canceled_by: Option<&'a str>,
+    /// Whether a person must find out what became of it: it has been unknown for longer than its route allows.
+    needs_operator: bool,
     /// Why it is not going well.
     reason: Option<&'a str>,
     attempts: Vec<AttemptDocument<'a>>,
@@ -144,6 +146,7 @@ impl<'a> JobDocument<'a> {
             provider: winner.map(|attempt| attempt.provider.as_str()),
             model: winner.and_then(|attempt| some(&attempt.model)),
             canceled_by: some(&job.canceled_by),
+            needs_operator: job.needs_operator(),
             reason: some(&job.reason),
             attempts: job.attempts.iter().map(AttemptDocument::of).collect(),
             events: job.events.iter().map(EventDocument::of).collect(),

@@ -390,7 +390,7 @@ pub struct ResolveAttempt<'a> {
     pub reason: &'a str,
     /// Whose word it is.
     pub word: Word,
-    /// The result of a success.
+    /// The result of a success, or the refusal of a failure.
     pub result: &'a Payload,
     /// What may follow; the delays are ignored.
     pub follow: Follow,
@@ -448,6 +448,101 @@ pub enum Resolved {
     NotFound,
 }
 
+/// What was learned about an attempt without ending it.
+#[derive(Clone, Copy, Debug)]
+pub struct NoteAttempt<'a> {
+    /// The job.
+    pub job: JobId,
+    /// The attempt's number.
+    pub number: u32,
+    /// The attempt's token: whoever asks on its behalf has it from the record.
+    pub token: AttemptToken,
+    /// The provider's own name for the work, `""` for no news of it. A name that stands stays.
+    pub remote_id: &'a str,
+    /// Which model answers, `""` for no news of it.
+    pub model: &'a str,
+    /// What happened, if something did.
+    pub event: Option<NotedEvent<'a>>,
+}
+
+/// Something that happened to an attempt and did not end it. The same event in the same words is noted once.
+#[derive(Clone, Copy, Debug)]
+pub struct NotedEvent<'a> {
+    /// What.
+    pub event: Noted,
+    /// Who says so.
+    pub actor: &'a str,
+    /// More.
+    pub detail: &'a str,
+}
+
+/// What may be noted of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Noted {
+    /// Its provider was asked to stop it.
+    CancelSent,
+    /// Its provider says that it was stopped, and may yet say otherwise.
+    CancelSeen,
+    /// Nobody could find out what became of it: a person must.
+    NeedsOperator,
+    /// It was sent again, with the same key and the same bytes.
+    Replayed,
+}
+
+impl Noted {
+    /// The word of the event.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Noted::CancelSent => "cancel_sent",
+            Noted::CancelSeen => "cancel_seen",
+            Noted::NeedsOperator => "needs_operator",
+            Noted::Replayed => "replayed",
+        }
+    }
+}
+
+/// The reply to a note.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoteReply {
+    /// It is written down.
+    Noted {
+        /// The attempt's state.
+        attempt: AttemptState,
+        /// The job's state.
+        job: JobState,
+    },
+    /// There was nothing new in it.
+    Repeated {
+        /// The attempt's state.
+        attempt: AttemptState,
+        /// The job's state.
+        job: JobState,
+    },
+    /// No such job, attempt or token, or another incarnation.
+    NotFound,
+}
+
+/// The reply to whoever asks providers about a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AskExtended {
+    /// The lease lasts as long as was asked for.
+    Extended,
+    /// It lapsed, or is somebody else's.
+    Lost,
+}
+
+/// Whether a job's providers may be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AskTaken {
+    /// By this caller, until its lease ends.
+    Taken,
+    /// Not for so long: somebody asks, or somebody asked a short while ago.
+    Standing {
+        /// How much longer.
+        wait_ms: u64,
+    },
+}
+
 /// How to cancel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelMode {
@@ -492,6 +587,8 @@ pub enum Ticked {
         due_ms: u64,
         /// Whether the record names a blob.
         blobs: HasBlobs,
+        /// How many attempts are open.
+        open: u32,
         /// Words among `aborted`, `unknown`, `poisoned`, `deadline`, `stripped`.
         changes: Vec<String>,
     },

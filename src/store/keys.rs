@@ -24,6 +24,11 @@ impl Keys {
         format!("{}:{{{identity}}}:b:{}", self.prefix, hex(sha256))
     }
 
+    /// Who asks providers about a job: STRING.
+    pub(crate) fn ask(&self, identity: Identity) -> String {
+        format!("{}:{{{identity}}}:ask", self.prefix)
+    }
+
     /// When to look at a job: ZSET.
     pub(crate) fn due(&self, shard: u8) -> String {
         format!("{}:due:{{{shard:02x}}}", self.prefix)

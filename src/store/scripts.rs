@@ -38,11 +38,13 @@ scripts! {
     ExtendLease "extend_lease",
     FinishAttempt "finish_attempt",
     ResolveAttempt "resolve_attempt",
+    NoteAttempt "note_attempt",
     CancelJob "cancel_job",
     TickJob "tick_job",
     ReopenJob "reopen_job",
     ReadJob "read_job",
     SettleHint "settle_hint",
+    ExtendAsk "extend_ask",
 }
 
 struct Composed {

@@ -7,9 +7,11 @@ use crate::error::StoreError;
 use crate::job::{Body, Identity, JobId, Payload};
 use crate::store::call::{Around, Call};
 use crate::store::reply::Reply;
+use crate::store::retry;
 use crate::store::{
-    BeginAttempt, Begun, CancelMode, Canceled, Canceling, Extended, FinishAttempt, Finished, Gone, HasBlobs, Marked, Read,
-    Reopened, ResolveAttempt, Resolved, Script, Store, SubmitJob, Submitted, Ticked, Word, WriteAhead, record,
+    AskExtended, AskTaken, BeginAttempt, Begun, CancelMode, Canceled, Canceling, Extended, FinishAttempt, Finished, Gone,
+    HasBlobs, Marked, NoteAttempt, NoteReply, Read, Reopened, ResolveAttempt, Resolved, Script, Store, SubmitJob, Submitted,
+    Ticked, Word, WriteAhead, record,
 };
 
 /// Appends arguments to a command, each straight into its bytes.
@@ -313,6 +315,23 @@ impl Store {
         }
     }
 
+    /// Writes down what was learned about an attempt without ending it.
+    ///
+    /// # Errors
+    /// `NotExecuted`, `Ambiguous`: the same call again.
+    pub async fn note_attempt(&self, note: &NoteAttempt<'_>) -> Result<NoteReply, StoreError> {
+        let (event, actor, detail) = note.event.map_or(("", "", ""), |noted| (noted.event.as_str(), noted.actor, noted.detail));
+        let arguments = arguments![note.job, note.number, note.token, note.remote_id, note.model, event, actor, detail];
+        let call = self.call(Script::NoteAttempt, note.job.identity(), arguments, note.token.as_bytes().to_vec());
+        let mut reply = self.run(&call, &Around::default()).await?;
+        match reply.status() {
+            "noted" => Ok(NoteReply::Noted { attempt: reply.parse()?, job: reply.parse()? }),
+            "repeated" => Ok(NoteReply::Repeated { attempt: reply.parse()?, job: reply.parse()? }),
+            "not_found" => Ok(NoteReply::NotFound),
+            _ => Err(reply.unknown_status()),
+        }
+    }
+
     /// Asks for a job to be canceled, or ends it at once.
     ///
     /// # Errors
@@ -359,9 +378,10 @@ impl Store {
                     "no" => HasBlobs::No,
                     _ => return Err(reply.unknown_status()),
                 };
+                let open = reply.parse()?;
                 let changes = if ticked { reply.text()? } else { String::new() };
                 let changes = changes.split_ascii_whitespace().map(str::to_owned).collect();
-                Ok(Ticked::Job { id, state, due_ms, blobs, changes })
+                Ok(Ticked::Job { id, state, due_ms, blobs, open, changes })
             }
             "not_found" => Ok(Ticked::NotFound),
             _ => Err(reply.unknown_status()),
@@ -391,6 +411,41 @@ impl Store {
             "not_failed" => Ok(Reopened::NotFailed { state: reply.parse()? }),
             "gone" => Ok(Reopened::Gone),
             "not_found" => Ok(Reopened::NotFound),
+            _ => Err(reply.unknown_status()),
+        }
+    }
+
+    /// Takes the right to ask providers about a job, if nobody has it: not while somebody asks, nor before the next question is due.
+    ///
+    /// # Errors
+    /// Any: look again later. A lease that was taken and not answered for lapses by itself.
+    pub(crate) async fn take_ask(&self, identity: Identity, token: AttemptToken, lease_ms: u64) -> Result<AskTaken, StoreError> {
+        let key = self.inner.keys.ask(identity);
+        let (mut take, mut left) = (redis::cmd("SET"), redis::cmd("PTTL"));
+        take.arg(&key).arg(&token.as_bytes()[..]).arg("NX").arg("PX").arg(lease_ms);
+        left.arg(&key);
+        let values = self.commands(vec![take, left]).await?;
+        match &values[..] {
+            [redis::Value::Okay, _] => Ok(AskTaken::Taken),
+            [redis::Value::Nil, redis::Value::Int(left_ms)] => {
+                Ok(AskTaken::Standing { wait_ms: u64::try_from(*left_ms).unwrap_or(0) })
+            }
+            [redis::Value::ServerError(error), ..] | [_, redis::Value::ServerError(error)] => Err(retry::of_server(error)),
+            other => Err(StoreError::fatal("BADREPLY", format!("a lease was asked for, and the answer is {other:?}"))),
+        }
+    }
+
+    /// Keeps the right to ask about a job, or leaves it standing so long that nobody asks earlier.
+    ///
+    /// # Errors
+    /// Any: it lapses by itself.
+    pub async fn extend_ask(&self, identity: Identity, token: AttemptToken, lease_ms: u64) -> Result<AskExtended, StoreError> {
+        let arguments = arguments![token, lease_ms];
+        let call = Call::new(Script::ExtendAsk, &self.inner.keys.ask(identity), arguments, token.as_bytes().to_vec());
+        let reply = self.run(&call, &Around::default()).await?;
+        match reply.status() {
+            "extended" => Ok(AskExtended::Extended),
+            "lost" => Ok(AskExtended::Lost),
             _ => Err(reply.unknown_status()),
         }
     }

@@ -292,6 +292,68 @@ fn the_attempts_of_a_route_are_bounded() {
 }
 
 #[test]
+fn replays_are_counted_apart_and_only_at_providers_that_honour_keys() {
+    let config = route("attempts = 4").load().unwrap();
+    assert_eq!((config.provider_calls_max(print(&config)), config.provider_replays_max(print(&config))), (4, 0));
+    let given = route("attempts = 4").flag("provider.laser.idempotency", r#"{ header = "Idempotency-Key", ttl = "24h" }"#);
+    let config = given.load().unwrap();
+    assert_eq!((config.provider_calls_max(print(&config)), config.provider_replays_max(print(&config))), (4, 20));
+    let line = "route print: at most 4 provider calls and 20 replays a job; quarantine 2m51s";
+    assert!(config.describe().contains(line), "{}", config.describe());
+    assert_eq!(config.describe_json()["routes"]["print"]["provider_replays_max"], 20);
+}
+
+#[test]
+fn a_race_begins_after_a_time_or_a_percentile_with_a_fallback() {
+    let race = |after: &str| route(&format!("class = \"race\"\neffects = \"pure\"\nrace = {{ max = 2, {after} }}"));
+    let config = race("after = \"p95\", after_fallback = \"10s\"").load().unwrap();
+    let tracked = print(&config).tracked().unwrap();
+    assert_eq!((tracked.percentile, tracked.fallback), (95, Duration::from_secs(10)));
+    assert_eq!(config.rules(print(&config)).race_after_ms, 10, "the earliest");
+    assert!(config.describe().contains("route.print.race.after = \"p95\""));
+    let config = race("after = \"10s\"").load().unwrap();
+    assert_eq!((print(&config).tracked(), config.rules(print(&config)).race_after_ms), (None, 10_000));
+    for (after, key) in [
+        ("after = \"p95\"", "race.after_fallback"),
+        ("after = \"p95\", after_fallback = \"5m\"", "race.after_fallback"),
+        ("after = \"10s\", after_fallback = \"10s\"", "race.after_fallback"),
+        ("after = \"p49\", after_fallback = \"10s\"", "race.after"),
+        ("after = \"p100\", after_fallback = \"10s\"", "race.after"),
+    ] {
+        let problem = race(after).problem();
+        assert_eq!(problem.key, format!("route.print.{key}"), "{after}: {problem}");
+    }
+    for after in ["p", "p256", "often"] {
+        let problems = race(&format!("after = \"{after}\", after_fallback = \"10s\"")).problems();
+        assert!(problems.iter().any(|problem| problem.key == "route.print.race.after"), "{after}: {problems:#?}");
+    }
+}
+
+#[test]
+fn questions_have_an_order_and_only_pure_work_is_abandoned_by_a_policy() {
+    let config = route("").load().unwrap();
+    let reconcile = print(&config).reconcile();
+    let told = [reconcile.first, reconcile.max, reconcile.give_up].map(|time| time.as_secs());
+    assert_eq!((told, reconcile.abandon_after), ([2, 300, 3600], None));
+    let config = route("effects = \"pure\"\nabandon_after = \"30m\"\nreconcile = { first = \"1s\" }").load().unwrap();
+    let reconcile = print(&config).reconcile();
+    assert_eq!((reconcile.first.as_secs(), reconcile.max.as_secs()), (1, 300));
+    assert_eq!(reconcile.abandon_after, Some(Duration::from_secs(1800)));
+    for (keys, key) in [
+        ("reconcile = { first = \"0s\" }", "reconcile.first"),
+        ("reconcile = { first = \"2m\", max = \"1m\" }", "reconcile.max"),
+        ("reconcile = { first = \"2m\", give_up = \"1m\" }", "reconcile.give_up"),
+        ("reconcile = { max = \"367d\" }", "reconcile.max"),
+        ("reconcile = { often = true }", "reconcile.often"),
+        ("abandon_after = \"30m\"", "abandon_after"),
+        ("effects = \"pure\"\nabandon_after = \"0s\"", "abandon_after"),
+    ] {
+        let problem = route(keys).problem();
+        assert_eq!(problem.key, format!("route.print.{key}"), "{keys}: {problem}");
+    }
+}
+
+#[test]
 fn a_race_needs_pure_effects_and_two_who_run() {
     let race = |keys: &str| route(&format!("class = \"race\"\n{keys}"));
     let config = race("effects = \"pure\"\nrace = { after = \"1s\", max = 2 }").load().unwrap();
@@ -610,6 +672,7 @@ fn every_number_and_time_has_limits() {
         ("provider.laser.path", &["prints", "", "/a b", "/a#b"]),
         ("provider.laser.method", &["post", "", "CONNECT", "P OST"]),
         ("provider.laser.not_executed", &["[200]", "[600]", "[429, 429]"]),
+        ("provider.laser.cost", &["usage", "/a~2", ""]),
         ("provider.laser.limits.in_flight", &["0"]),
         ("provider.laser.ca_file", &["/nowhere/ca.pem"]),
         ("provider.laser.behaviour", &["slow"]),

@@ -13,7 +13,7 @@ use hyper_util::rt::TokioExecutor;
 use onejob::config::{ProviderEntry, Role};
 use onejob::fingerprint::sha256;
 use onejob::job::{Class, Owner, Rules};
-use onejob::policy::{FailoverOn, Gate, Plan};
+use onejob::policy::{FailoverOn, Gate, Plan, Reconcile};
 use onejob::provider::http::{HttpOptions, HttpProvider};
 use onejob::provider::simulated::Simulated;
 use onejob::runtime::{ProviderSlot, Route, Runtime, RuntimeOptions};
@@ -201,6 +201,8 @@ pub fn route(name: &str, class: Class, providers: &[&str]) -> Route {
             backoff: Duration::from_millis(50),
         },
         fingerprint_ignore: Vec::new(),
+        reconcile: Reconcile::default(),
+        tracked: None,
     }
 }
 

@@ -18,6 +18,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const KEY: &str = "order-1";
 const REQUEST_ID: &str = "decision-1";
 const RESOLVE: &str = r#"{"outcome":"succeeded","reason":"it lies in the tray","result":{"page":1}}"#;
+/// Executed, and nobody hears of it.
+const DROPPED: &str = r#"{"simulate":"drop"}"#;
+/// A person is called soon.
+const ASKING: &[(&str, &str)] = &[("route.print.reconcile", r#"{ first = "50ms", max = "500ms", give_up = "300ms" }"#)];
 /// Larger than what a record holds itself.
 const LARGE: usize = 9000;
 
@@ -33,6 +37,8 @@ struct Scene {
     state: JobState,
     attempts: &'static [AttemptState],
     executions: u64,
+    /// What every gateway is told besides.
+    settings: &'static [(&'static str, &'static str)],
 }
 
 /// What happens to the first gateway, and once more to the last.
@@ -58,6 +64,7 @@ impl Scene {
             state: JobState::Unknown,
             attempts: &[AttemptState::Unknown],
             executions: 0,
+            settings: &[],
         }
     }
 
@@ -87,7 +94,7 @@ fn derived(job: &Job) -> JobState {
 }
 
 async fn the_job(site: &Site, store: &Store) -> Option<Job> {
-    let records = site.redis.keys().await.into_iter().filter(|key| key.starts_with("oj:{") && !key.contains(":b:"));
+    let records = site.redis.keys().await.into_iter().filter(|key| key.starts_with("oj:{") && key.ends_with('}'));
     let records: Vec<String> = records.collect();
     assert!(records.len() <= 1, "one key, one job: {records:?}");
     let identity = records.first()?.trim_start_matches("oj:{").trim_end_matches('}').parse().unwrap();
@@ -112,7 +119,7 @@ async fn play(scene: Scene) {
     let store = site.redis.store().await;
     site.printer.set_behaviour(scene.printer).unwrap();
     let mut points = scene.points.iter();
-    let mut first = site.start(&[], points.next().copied()).await;
+    let mut first = site.start(scene.settings, points.next().copied()).await;
     // It may die before it answers.
     let submitted = first.submit(KEY, &scene.input).await;
     match scene.then {
@@ -141,11 +148,11 @@ async fn play(scene: Scene) {
     }
     site.printer.set_behaviour("succeed").unwrap();
     for point in points {
-        let mut next = site.start(&[], Some(point)).await;
+        let mut next = site.start(scene.settings, Some(point)).await;
         assert_eq!(next.ended().await, End::Signal(SIGKILL), "{point}: {}", next.words());
     }
 
-    let last = site.start(&[], None).await;
+    let last = site.start(scene.settings, None).await;
     let again = last.submit(KEY, &scene.input).await.unwrap();
     let id = again.body["id"].as_str().unwrap_or_else(|| panic!("{again:?}")).to_owned();
     if let Some(submitted) = submitted {
@@ -170,6 +177,13 @@ async fn play(scene: Scene) {
     assert_eq!(site.printer.ledger().executed, scene.executions);
     if job.state != JobState::Succeeded {
         assert!(!job.reason.is_empty(), "a job that did not succeed says why: {job:?}");
+    }
+
+    if scene.settings == ASKING {
+        until("a person is called", async || the_job(&site, &store).await.is_some_and(|job| job.needs_operator())).await;
+        let job = the_job(&site, &store).await.unwrap();
+        assert_eq!(job.happened(1, "needs_operator").count(), 1, "once: {job:?}");
+        assert_eq!(last.job(&id).await.unwrap().body["needs_operator"], true);
     }
 
     // The same key tells the truth, once more and for good.
@@ -275,6 +289,9 @@ scenes! {
     after_a_decision: Scene {
         then: Then::Resolve, input: r#"{"simulate":"drop"}"#.to_owned(), ..Scene::new(&["resolve.made"])
     }.succeeded();
+    while_it_has_the_right_to_ask: Scene { settings: ASKING, input: DROPPED.to_owned(), ..Scene::new(&["ask.taken"]) }.printed();
+    after_it_has_asked: Scene { settings: ASKING, input: DROPPED.to_owned(), ..Scene::new(&["ask.noted"]) }.printed();
+    after_a_person_is_called: Scene { settings: ASKING, input: DROPPED.to_owned(), ..Scene::new(&["ask.answered"]) }.printed();
     // A minute later its file would be taken over; here it is still somebody's who may be writing.
     before_the_spool_has_it: Scene {
         then: Then::Refuse, input: r#"{"simulate":"delay=300ms"}"#.to_owned(), ..Scene::new(&["spool.temporary"])

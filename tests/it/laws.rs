@@ -6,7 +6,7 @@ use futures_util::StreamExt as _;
 use onejob::attempt::{AttemptState, AttemptToken};
 use onejob::error::{Refusal, StoreError};
 use onejob::job::{Job, JobState};
-use onejob::store::{Begun, Finished, Marked, Read, Resolved, Script, Ticked};
+use onejob::store::{Begun, Finished, Marked, NoteReply, Read, Resolved, Script, Ticked};
 
 use crate::scenes::{refusals, transitions};
 use crate::support::{Answer, Call, Given, Redis};
@@ -35,8 +35,10 @@ fn again(first: &Answer, job: Option<&Job>) -> Answer {
                 completed_by: job.completed_by,
             })
         }
-        Answer::Ticked(Ticked::Job { id, state, due_ms, .. }) => {
-            Answer::Ticked(Ticked::Job { id, state, due_ms, blobs: onejob::store::HasBlobs::No, changes: vec![] })
+        Answer::Noted(NoteReply::Noted { attempt, job }) => Answer::Noted(NoteReply::Repeated { attempt, job }),
+        Answer::Ticked(Ticked::Job { id, state, due_ms, open, .. }) => {
+            let blobs = onejob::store::HasBlobs::No;
+            Answer::Ticked(Ticked::Job { id, state, due_ms, blobs, open, changes: vec![] })
         }
         same => same,
     }
@@ -161,7 +163,7 @@ async fn a_call_for_another_incarnation_finds_nothing_and_touches_nothing() {
         assert_eq!(scene.given.dump().await, before, "{}", scene.what);
         scripts.insert(call.script());
     }
-    assert_eq!(scripts.len(), 7, "{scripts:?}");
+    assert_eq!(scripts.len(), 8, "{scripts:?}");
 }
 
 /// Every reply begins with its status, the script's name and what the caller recognizes it by. That the store refuses another
@@ -208,11 +210,13 @@ async fn replies_echo_script_and_caller() {
                 &[job, b"1", token, b"unknown", b"", b"0", b"", b"", b"", b"", b"end", b"0", b"0", b"nothing"]
             }
             Script::ResolveAttempt => &[job, b"1", token, b"failed", b"ada", b"why", b"operator", b"", b"0", b"", b"end"],
+            Script::NoteAttempt => &[job, b"1", token, b"", b"", b"replayed", b"ada", b""],
             Script::CancelJob => &[job, token, b"graceful", b"ada", b"why"],
             Script::TickJob => &[token],
             Script::ReopenJob => &[job, token, b"ada", b"why", b"1", b"0"],
             Script::ReadJob => &[b"record", token],
             Script::SettleHint => &[token, b"1", b"0"],
+            Script::ExtendAsk => &[token, b"1"],
         };
         list.to_vec()
     };
@@ -246,6 +250,7 @@ async fn out_of_memory_refuses_new_work_alone() {
             | Call::Extend { .. }
             | Call::Finish { .. }
             | Call::Resolve { .. }
+            | Call::Note { .. }
             | Call::Cancel { .. }
             | Call::Tick { .. }
             | Call::Read { .. } => assert!(answer.is_ok(), "{}: {answer:?}", scene.what),

@@ -35,6 +35,7 @@ pub struct Attempt {
     pub sequence: u64,
     pub ended_ms: u64,
     pub reason: String,
+    pub remote_id: String,
 }
 
 #[derive(Clone, Debug)]
@@ -95,7 +96,18 @@ impl Job {
         let state = if first == First::Starting { AttemptState::Starting } else { AttemptState::Running };
         let (version, reason) = (self.version, String::new());
         let lease_ms = now_ms + lease_ms;
-        self.attempts.push(Attempt { state, token, version, started_ms: now_ms, lease_ms, sequence: 0, ended_ms: 0, reason });
+        let remote_id = String::new();
+        self.attempts.push(Attempt {
+            state,
+            token,
+            version,
+            started_ms: now_ms,
+            lease_ms,
+            sequence: 0,
+            ended_ms: 0,
+            reason,
+            remote_id,
+        });
     }
 
     pub fn state(&self) -> JobState {
@@ -239,6 +251,7 @@ impl Model {
             | Call::Extend { job: id, .. }
             | Call::Finish { job: id, .. }
             | Call::Resolve { job: id, .. }
+            | Call::Note { job: id, .. }
             | Call::Cancel { job: id, .. }
             | Call::Reopen { job: id, .. } => *id == job.id,
         };
@@ -257,6 +270,7 @@ impl Model {
             Call::Resolve { number, request_id, outcome, word, body, follow, .. } => {
                 resolve(job, *number, request_id, *outcome, *word, body, *follow, now_ms)
             }
+            Call::Note { number, token, remote_id, .. } => note(job, *number, *token, remote_id),
             Call::Cancel { request_id, mode, .. } => cancel(job, request_id, *mode, now_ms),
             Call::Tick { .. } => tick(job, now_ms),
             Call::Reopen { request_id, attempts, deadline_ms, .. } => reopen(job, request_id, *attempts, *deadline_ms, now_ms),
@@ -504,6 +518,18 @@ fn resolve(
     };
     job.settle(follow, None, reason, now_ms);
     yes(format!("recorded {}", job.state()))
+}
+
+/// Names alone: events are none of the model's.
+fn note(job: &mut Job, number: u32, token: AttemptToken, remote_id: &str) -> Outcome {
+    let Some(place) = place_of(job, number, token) else { return no("not_found") };
+    let stands = |how: &str| format!("{how} {} {}", job.attempts[place].state, job.state());
+    if remote_id.is_empty() || !job.attempts[place].remote_id.is_empty() {
+        return no(stands("repeated"));
+    }
+    let answer = stands("noted");
+    job.attempts[place].remote_id = remote_id.to_owned();
+    yes(answer)
 }
 
 fn cancel(job: &mut Job, request_id: &str, mode: CancelMode, now_ms: u64) -> Outcome {

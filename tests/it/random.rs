@@ -9,7 +9,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use onejob::attempt::{AttemptState, AttemptToken, FinishOutcome, ResolveOutcome};
 use onejob::job::{Body, Class, Job, JobId, JobState, Rules};
 use onejob::store::{
-    Begun, CancelMode, Canceled, Canceling, Extended, Finished, Follow, Marked, Read, Reopened, Resolved, Submitted, Ticked, Word,
+    Begun, CancelMode, Canceled, Canceling, Extended, Finished, Follow, Marked, NoteReply, Read, Reopened, Resolved, Submitted,
+    Ticked, Word,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
@@ -57,6 +58,9 @@ enum Step {
         outcome: ResolveOutcome,
         word: Word,
         follow: Follow,
+    },
+    Note {
+        forged: bool,
     },
     Cancel {
         mode: CancelMode,
@@ -115,6 +119,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (outcome, follow()).prop_map(|(outcome, follow)| Step::Finish { outcome, follow }),
         4 => (prop_oneof![4 => Just(1_u32), 2 => Just(2), 1 => 3..=4_u32], decision, word, follow())
             .prop_map(|(number, outcome, word, follow)| Step::Resolve { number, outcome, word, follow }),
+        2 => prop::bool::weighted(0.1).prop_map(|forged| Step::Note { forged }),
         1 => mode.prop_map(|mode| Step::Cancel { mode }),
         4 => Just(Step::Tick),
         2 => (1..=2_u32, any::<bool>()).prop_map(|(attempts, deadline)| Step::Reopen { attempts, deadline }),
@@ -190,6 +195,11 @@ impl World {
             }
             Step::Resolve { number, outcome, word, follow } => {
                 Call::Resolve { job, number, request_id, outcome, word, body, follow }
+            }
+            Step::Note { forged } => {
+                let token = if forged { AttemptToken::random() } else { me.token };
+                let remote_id = format!("print-{}", self.made);
+                Call::Note { job: me.job, number: me.number, token, remote_id, event: None }
             }
             Step::Cancel { mode } => Call::Cancel { job, request_id, mode },
             Step::Tick => self.given.call_tick(),
@@ -301,6 +311,7 @@ fn row(attempt: &onejob::attempt::Attempt, time: impl Fn(u64) -> u64) -> crate::
         sequence: attempt.sequence,
         ended_ms: time(attempt.ended_ms),
         reason: attempt.reason.clone(),
+        remote_id: attempt.remote_id.clone(),
     }
 }
 
@@ -374,6 +385,11 @@ fn words(answer: &Answer) -> String {
             Resolved::Quarantine { .. } => "quarantine".to_owned(),
             Resolved::NotUnknown { state } => format!("not_unknown {state}"),
             Resolved::NotFound => "not_found".to_owned(),
+        },
+        Answer::Noted(noted) => match noted {
+            NoteReply::Noted { attempt, job } => format!("noted {attempt} {job}"),
+            NoteReply::Repeated { attempt, job } => format!("repeated {attempt} {job}"),
+            NoteReply::NotFound => "not_found".to_owned(),
         },
         Answer::Canceled(canceled) => match canceled {
             Canceled::Canceled { effect, .. } => format!("canceled {effect}"),

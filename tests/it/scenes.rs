@@ -2,7 +2,7 @@
 
 use onejob::attempt::{AttemptToken, FinishOutcome, ResolveOutcome};
 use onejob::job::Rules;
-use onejob::store::{CancelMode, Follow, Word};
+use onejob::store::{CancelMode, Follow, Noted, Word};
 
 use crate::support::{Call, First, Given, KEY_LIFE_MS, LEASE_MS, RACE_AFTER_MS, RETENTION_MS, Redis, Submission};
 
@@ -117,6 +117,21 @@ pub async fn transitions(redis: &Redis) -> Vec<Scene> {
     given.cancel(CancelMode::Force).await;
     let call = given.call_resolve(1, ResolveOutcome::Succeeded, Word::Provider, Follow::End);
     scene("resolve succeeded though the job was canceled", given, call);
+
+    for (what, given) in [
+        ("note running", redis.given_running().await),
+        ("note unknown", redis.given_unknown().await),
+        ("note canceled", redis.given_canceled().await),
+    ] {
+        let call = given.call_note(1, "print-7", Some((Noted::NeedsOperator, "for an hour")));
+        scene(what, given, call);
+    }
+    let given = redis.given_running().await;
+    let call = given.call_note(1, "print-7", None);
+    scene("note a name alone", given, call);
+    let given = redis.given_unknown().await;
+    let call = given.call_note(1, "", Some((Noted::CancelSent, "")));
+    scene("note an event alone", given, call);
 
     for (what, given, mode) in [
         ("cancel pending", redis.given_pending().await, CancelMode::Graceful),
@@ -258,6 +273,15 @@ pub async fn refusals(redis: &Redis) -> Vec<Scene> {
     let given = redis.given_unknown().await;
     let call = given.call_resolve(7, ResolveOutcome::Abandoned, Word::Operator, Follow::End);
     scene("resolve an attempt that is not there", given, call);
+
+    let given = redis.given_unknown().await;
+    given.note(1, "print-7", Some((Noted::NeedsOperator, "for an hour"))).await;
+    let call = given.call_note(1, "print-8", Some((Noted::NeedsOperator, "for an hour")));
+    scene("note nothing new", given, call);
+    let given = redis.given_unknown().await;
+    let call =
+        Call::Note { job: given.id, number: 1, token: AttemptToken::random(), remote_id: "print-7".to_owned(), event: None };
+    scene("note with another's token", given, call);
 
     for (what, given) in [
         ("cancel canceling", redis.given_canceling().await),

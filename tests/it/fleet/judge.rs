@@ -391,6 +391,10 @@ async fn check_keys(verdict: &mut Verdict, fleet: &Fleet, store: &Store, jobs: &
             continue;
         }
         let life_ms: i64 = fleet.redis.ask(&["PTTL", key]).await.unwrap();
+        // Somebody asks about the job, or asked a short while ago.
+        if key.strip_suffix(":ask").is_some_and(|record| records.contains(record)) && life_ms >= 0 {
+            continue;
+        }
         if key.contains(":b:") && (0..=BLOB_GRACE_MS).contains(&life_ms) {
             waiting += 1;
         } else {

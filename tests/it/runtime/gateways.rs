@@ -13,7 +13,7 @@ use onejob::store::{Begin, Read, Store, SubmitJob, Submitted, WriteAhead};
 use super::{SOON, Shop, ended, rules, settled, states, submission, until};
 
 /// Claims a job as a gateway would that dies right afterwards.
-async fn claimed_by_a_dead_gateway(store: &Store, key: &str, begin: Begin<'_>, lease: Duration) -> JobId {
+pub async fn claimed_by_a_dead_gateway(store: &Store, key: &str, begin: Begin<'_>, lease: Duration) -> JobId {
     let owner = Owner::new("shop").unwrap();
     let digest = digest("shop", key);
     let id = JobId::new(store.now_ms(), Identity::of(&digest));
@@ -40,7 +40,7 @@ async fn claimed_by_a_dead_gateway(store: &Store, key: &str, begin: Begin<'_>, l
     id
 }
 
-fn running() -> Begin<'static> {
+pub fn running() -> Begin<'static> {
     Begin::Running { provider: "inkjet", sent: WriteAhead { url: "http://127.0.0.1/", request_hash: &[7; 32], certificate: "" } }
 }
 

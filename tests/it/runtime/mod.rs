@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use onejob::attempt::AttemptState;
 use onejob::job::{Class, Job, JobId, Key, Owner, Rules};
-use onejob::policy::{FailoverOn, Gate, Plan};
+use onejob::policy::{FailoverOn, Gate, Plan, Reconcile};
 use onejob::provider::http::{HttpOptions, HttpProvider};
 use onejob::provider::simulated::{Simulated, SimulatedOptions};
 use onejob::provider::{Provider, Request};
@@ -16,15 +16,19 @@ use crate::support::{Redis, SOON, until};
 
 mod attempts;
 mod claims;
+mod courier;
 mod faults;
 mod gateways;
+mod races;
+mod reconcile;
 mod spool;
+mod stops;
 
 /// A Redis, and a print shop with two printers.
 struct Shop {
     redis: Redis,
-    inkjet: Simulated,
-    laser: Simulated,
+    inkjet: Arc<Simulated>,
+    laser: Arc<Simulated>,
 }
 
 /// What a test changes before its gateway starts.
@@ -43,8 +47,8 @@ impl Shop {
         let printer = |name: &str| SimulatedOptions { name: name.to_owned(), ..SimulatedOptions::default() };
         Shop {
             redis: Redis::start().await,
-            inkjet: Simulated::start(printer("inkjet")).await.unwrap(),
-            laser: Simulated::start(printer("laser")).await.unwrap(),
+            inkjet: Arc::new(Simulated::start(printer("inkjet")).await.unwrap()),
+            laser: Arc::new(Simulated::start(printer("laser")).await.unwrap()),
         }
     }
 
@@ -70,6 +74,8 @@ impl Shop {
                 rules: rules(),
                 plan,
                 fingerprint_ignore: Vec::new(),
+                reconcile: Reconcile::default(),
+                tracked: None,
             },
             total: Duration::from_secs(30),
             in_flight_max: 100,

@@ -9,11 +9,13 @@ use crate::scenes::RETRY;
 use crate::support::{First, Given, KEY_LIFE_MS, LEASE_MS, RETENTION_MS, Redis, Submission};
 
 fn ticked(given: &Given, state: JobState, due_ms: u64, changes: &[&str]) -> Ticked {
+    let open = u32::from(matches!(state, JobState::Running | JobState::Unknown));
     Ticked::Job {
         id: given.id,
         state,
         due_ms,
         blobs: HasBlobs::No,
+        open,
         changes: changes.iter().map(|&word| word.to_owned()).collect(),
     }
 }
@@ -219,6 +221,27 @@ async fn the_row_of_an_attempt_left_behind_by_force_is_judged_too() {
     let job = given.job().await;
     assert_eq!((job.state, job.version, job.reason), (JobState::Canceled, before.version, before.reason));
     assert_eq!(job.attempts[0].state, AttemptState::Unknown);
+}
+
+/// The loser's row said `running` for as long as the record lived, if its gateway died: nobody looked at an ended job.
+#[tokio::test]
+async fn an_ended_race_is_due_until_its_last_attempt_is_judged() {
+    let redis = Redis::start().await;
+    let given = redis.given_race(2).await;
+    given.succeed(2, "done").await;
+    let job = given.job().await;
+    let next_ms = job.attempts[0].lease_ms.min(job.retain_until_ms);
+    let Ticked::Job { state, due_ms, open, changes, .. } = given.tick().await else { panic!("no record") };
+    assert_eq!((state, due_ms, open, changes.len()), (JobState::Succeeded, next_ms, 1, 0));
+    given.rewrite("record[P.attempts][1][A.lease_ms] = now + 1000").await;
+    let Ticked::Job { due_ms, .. } = given.tick().await else { panic!("no record") };
+    assert_eq!(due_ms, given.job().await.attempts[0].lease_ms, "before its bytes are stripped");
+    given.rewrite("record[P.attempts][1][A.lease_ms] = now").await;
+    assert_eq!(given.tick_changes().await, ["unknown"]);
+    let job = given.job().await;
+    assert_eq!((job.state, job.completed_by, job.attempts[0].state), (JobState::Succeeded, 2, AttemptState::Unknown));
+    let Ticked::Job { due_ms, open, .. } = given.tick().await else { panic!("no record") };
+    assert_eq!((due_ms, open), (job.retain_until_ms, 1), "that it may be asked about is the gateways' affair");
 }
 
 #[tokio::test]

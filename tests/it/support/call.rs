@@ -7,8 +7,8 @@ use onejob::error::StoreError;
 use onejob::fingerprint::{digest, second_half, sha256};
 use onejob::job::{Body, Class, Identity, JobId, Owner, Payload, Rules};
 use onejob::store::{
-    Begin, BeginAttempt, Begun, CancelMode, Canceled, Extended, FinishAttempt, Finished, Follow, Marked, Read, Reopened,
-    ResolveAttempt, Resolved, Store, SubmitJob, Submitted, Tell, Ticked, Word, WriteAhead,
+    Begin, BeginAttempt, Begun, CancelMode, Canceled, Extended, FinishAttempt, Finished, Follow, Marked, NoteAttempt, NoteReply,
+    Noted, NotedEvent, Read, Reopened, ResolveAttempt, Resolved, Store, SubmitJob, Submitted, Tell, Ticked, Word, WriteAhead,
 };
 
 use super::{KEY_LIFE_MS, LEASE_MS, QUARANTINE_MS, RACE_AFTER_MS, RETENTION_MS};
@@ -132,6 +132,7 @@ pub enum Call {
     Extend { job: JobId, number: u32, token: AttemptToken, sequence: u64, lease_ms: u64 },
     Finish { job: JobId, number: u32, token: AttemptToken, outcome: FinishOutcome, body: String, follow: Follow },
     Resolve { job: JobId, number: u32, request_id: String, outcome: ResolveOutcome, word: Word, body: String, follow: Follow },
+    Note { job: JobId, number: u32, token: AttemptToken, remote_id: String, event: Option<(Noted, String)> },
     Cancel { job: JobId, request_id: String, mode: CancelMode },
     Tick { identity: Identity },
     Reopen { job: JobId, request_id: String, attempts: u32, deadline_ms: u64 },
@@ -147,6 +148,7 @@ pub enum Answer {
     Extended(Extended),
     Finished(Finished),
     Resolved(Resolved),
+    Noted(NoteReply),
     Canceled(Canceled),
     Ticked(Ticked),
     Reopened(Reopened),
@@ -210,6 +212,11 @@ impl Call {
                 };
                 Answer::Resolved(store.resolve_attempt(&resolve).await?)
             }
+            Call::Note { job, number, token, remote_id, event } => {
+                let event = event.as_ref().map(|(event, detail)| NotedEvent { event: *event, actor: "ada", detail });
+                let note = NoteAttempt { job: *job, number: *number, token: *token, remote_id, model: "", event };
+                Answer::Noted(store.note_attempt(&note).await?)
+            }
             Call::Cancel { job, request_id, mode } => {
                 Answer::Canceled(store.cancel_job(*job, request_id, *mode, "ada", "changed my mind").await?)
             }
@@ -230,6 +237,7 @@ impl Call {
             Call::Extend { .. } => "extend_lease",
             Call::Finish { .. } => "finish_attempt",
             Call::Resolve { .. } => "resolve_attempt",
+            Call::Note { .. } => "note_attempt",
             Call::Cancel { .. } => "cancel_job",
             Call::Tick { .. } => "tick_job",
             Call::Reopen { .. } => "reopen_job",
@@ -247,6 +255,7 @@ impl Call {
             | Call::Extend { job, .. }
             | Call::Finish { job, .. }
             | Call::Resolve { job, .. }
+            | Call::Note { job, .. }
             | Call::Cancel { job, .. }
             | Call::Reopen { job, .. } => *job = JobId::new(job.time_ms() + 1, job.identity()),
         }

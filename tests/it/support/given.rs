@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use onejob::attempt::{AttemptToken, FinishOutcome, ResolveOutcome};
 use onejob::job::{Job, JobId};
 use onejob::store::{
-    Begun, CancelMode, Canceled, Extended, Finished, Follow, Marked, Read, Reopened, Resolved, Store, Submitted, Ticked, Word,
+    Begun, CancelMode, Canceled, Extended, Finished, Follow, Marked, NoteReply, Noted, Read, Reopened, Resolved, Store,
+    Submitted, Ticked, Word,
 };
 use redis::aio::MultiplexedConnection;
 
@@ -182,6 +183,19 @@ impl Given {
     /// Takes the risk, and lets the job end with it.
     pub async fn abandon(&self, number: u32) -> Resolved {
         self.resolve(number, ResolveOutcome::Abandoned, Word::Operator, Follow::End).await
+    }
+
+    pub fn call_note(&self, number: u32, remote_id: &str, event: Option<(Noted, &str)>) -> Call {
+        let event = event.map(|(event, detail)| (event, detail.to_owned()));
+        Call::Note { job: self.id, number, token: self.token(number), remote_id: remote_id.to_owned(), event }
+    }
+
+    /// Writes down what was learned about an attempt.
+    pub async fn note(&self, number: u32, remote_id: &str, event: Option<(Noted, &str)>) -> NoteReply {
+        match self.send(&self.call_note(number, remote_id, event)).await {
+            Answer::Noted(noted) => noted,
+            other => panic!("{other:?}"),
+        }
     }
 
     pub fn call_cancel(&self, mode: CancelMode) -> Call {
