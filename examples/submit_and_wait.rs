@@ -48,6 +48,7 @@ async fn main() -> Result<(), Error> {
             not_executed: vec![429],
             result_bytes_max: 16 << 20,
             ca_file: None,
+            ..HttpOptions::new(&printer.base_url())
         },
     )?;
     let slot = ProviderSlot { name: "laser".to_owned(), provider: Arc::new(provider), total: timeouts.total, in_flight_max: 64 };

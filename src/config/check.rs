@@ -18,6 +18,8 @@ use super::{
 };
 use crate::job::{Class, Owner};
 
+mod asking;
+
 /// Longest time of any kind: sums of several still fit every clock, and more is a slip of the pen.
 const DURATION_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// Shortest time of any kind but where zero has a meaning: records keep whole milliseconds.
@@ -74,8 +76,15 @@ const HEADERS_OF_CREDENTIALS: [&str; 3] = ["authorization", "cookie", "proxy-aut
 /// Headers that onejob itself gives a meaning.
 const HEADERS_OF_OURS: [&str; 2] = ["idempotency-key", "traceparent"];
 
+/// What the document names and does not hold, by provider.
+#[derive(Default)]
+pub(super) struct Secrets {
+    pub(super) bearers: BTreeMap<String, Secret>,
+    pub(super) webhook_secrets: BTreeMap<String, Secret>,
+}
+
 /// Checks the whole document, notes every problem, and resolves the credentials that it names.
-pub(super) fn check(read: &mut Read, environment: &Environment) -> BTreeMap<String, Secret> {
+pub(super) fn check(read: &mut Read, environment: &Environment) -> Secrets {
     for owner in read.document.owner.values_mut() {
         owner.tokens_sha256.iter_mut().for_each(|token| token.make_ascii_lowercase());
     }
@@ -85,11 +94,11 @@ pub(super) fn check(read: &mut Read, environment: &Environment) -> BTreeMap<Stri
     checker.owners(&checker.read.document);
     checker.redis(&checker.read.document.redis);
     checker.runtime(&checker.read.document);
-    let bearers = checker.providers(&checker.read.document.provider, environment);
+    let secrets = checker.providers(&checker.read.document, environment);
     checker.routes(&checker.read.document);
     let found = checker.found;
     read.problems.extend(found);
-    bearers
+    secrets
 }
 
 struct Checker<'a> {
@@ -185,6 +194,9 @@ impl Checker<'_> {
         self.time("server.body_timeout", server.body_timeout, DURATION_MIN);
         self.time("server.wait_max", server.wait_max, DURATION_MIN);
         self.time("server.proxy_wait", server.proxy_wait, DURATION_MIN);
+        if let Some(url) = &server.public_url {
+            self.base_url("server.public_url", url);
+        }
         if !matches!(server.conflict_status, 409 | 422) {
             self.refuse("server.conflict_status", Some(&server.conflict_status), "it must be 409 or 422", "leave it out for 409");
         }
@@ -351,23 +363,29 @@ impl Checker<'_> {
         }
     }
 
-    fn providers(&mut self, providers: &BTreeMap<String, ProviderEntry>, environment: &Environment) -> BTreeMap<String, Secret> {
+    fn providers(&mut self, document: &Document, environment: &Environment) -> Secrets {
+        let providers = &document.provider;
         self.count("provider", providers.len(), PROVIDERS_MAX);
-        let mut bearers = BTreeMap::new();
+        let mut secrets = Secrets::default();
         for (name, provider) in providers {
             let key = format!("provider.{name}");
             self.name("provider", name);
             self.provider(&key, provider);
+            self.asking(&key, provider);
             if let Some(bearer) = self.bearer(&format!("{key}.auth"), provider, environment) {
-                bearers.insert(name.clone(), bearer);
+                secrets.bearers.insert(name.clone(), bearer);
+            }
+            let public_url = document.server.public_url.as_deref();
+            if let Some(secret) = self.webhook(&format!("{key}.webhook"), provider, public_url, environment) {
+                secrets.webhook_secrets.insert(name.clone(), secret);
             }
         }
-        bearers
+        secrets
     }
 
     fn provider(&mut self, key: &str, provider: &ProviderEntry) {
         match provider.adapter {
-            Adapter::Http => {
+            Adapter::Http | Adapter::AsyncHttp => {
                 self.base_url(&format!("{key}.base_url"), &provider.base_url);
                 if let Some(behaviour) = &provider.behaviour {
                     self.refuse(&format!("{key}.behaviour"), Some(behaviour), "only a simulated provider has one", "remove it");
@@ -428,7 +446,7 @@ impl Checker<'_> {
     fn base_url(&mut self, key: &str, url: &str) {
         let shown = without_credentials(url);
         if url.is_empty() {
-            return self.refuse(key, None, "it is missing, and adapter = \"http\" needs one", "as in https://laser.example/v1");
+            return self.refuse(key, None, "it is missing, and an adapter over HTTP needs one", "as in https://laser.example/v1");
         }
         let uri = match url.parse::<Uri>() {
             Ok(uri) if matches!(uri.scheme_str(), Some("http" | "https")) => uri,
