@@ -96,6 +96,7 @@ pub(crate) const OPERATIONS: &[&str] = &[
     "extend_lease",
     "finish_attempt",
     "resolve_attempt",
+    "take_webhook",
     "pass_through",
     "proxy",
     "healthz",

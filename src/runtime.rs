@@ -30,6 +30,7 @@ use crate::store::{Read, Store};
 
 mod adopt;
 mod attempts;
+mod delivered;
 mod outside;
 mod spool;
 mod submit;
@@ -41,6 +42,7 @@ mod waiters;
 mod words;
 
 pub use attempts::Drained;
+pub use delivered::{Delivered, WebhookError};
 pub use words::*;
 
 use attempts::{Running, Work};

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::sync::CancellationToken;
 
 use crate::attempt::{AttemptState, AttemptToken, FinishOutcome};
 use crate::error::StoreError;
@@ -20,7 +21,7 @@ use crate::policy::{FailoverOn, Try};
 use crate::provider::{Call, Fence, Outcome, Rendered, Request, Telling, boottime_ms};
 use crate::runtime::timers::Timer;
 use crate::runtime::verdict::{Verdict, Whose, conclude, try_store};
-use crate::runtime::{Inner, Lane, Route, millis, sweeper, told};
+use crate::runtime::{Inner, Lane, Route, delivered, millis, sweeper, told};
 use crate::store::{
     Begin, BeginAttempt, Begun, Canceling, Extended, FinishAttempt, Finished, Follow, Read, SubmitJob, Tell, WriteAhead,
     bytes_life,
@@ -82,6 +83,8 @@ pub(crate) struct Running {
     pub(super) in_hand: AtomicBool,
     /// Whether somebody asked to cancel its job, as of the last heartbeat.
     pub(super) canceling: AtomicBool,
+    /// Cancelled once somebody else has settled it: by a webhook, here or on another gateway.
+    pub(super) settled: CancellationToken,
 }
 
 /// Room for one attempt: among our jobs, and at its provider.
@@ -129,6 +132,7 @@ impl Running {
             bytes_life: bytes_life(rules),
             in_hand: AtomicBool::new(false),
             canceling: AtomicBool::new(false),
+            settled: CancellationToken::new(),
         });
         runtime.running().insert(token, Arc::clone(&attempt));
         attempt
@@ -254,7 +258,11 @@ pub(crate) async fn drive(
         let outcome = call(&runtime, &work, &attempt, rendered).await;
         failpoint!("call.answered");
         apart += called.elapsed();
-        let next = conclude(&runtime, &mut work, &attempt, outcome).await;
+        let next = match outcome {
+            // What the provider told by itself is in the record; that we stopped asking is no news.
+            Outcome::Unknown { .. } if attempt.settled.is_cancelled() => None,
+            outcome => conclude(&runtime, &mut work, &attempt, outcome).await,
+        };
         runtime.running().remove(&attempt.token);
         drop(room);
         runtime.waiters.wake(work.job.identity());
@@ -506,6 +514,7 @@ pub(crate) async fn heartbeat(runtime: Arc<Inner>, attempt: Arc<Running>) {
             // Authority is gone, evidence is not: the call runs on, and its outcome is judged by the scripts.
             tracing::debug!(job = %attempt.job, attempt = attempt.number, why, "an attempt is fenced");
             attempt.fence.close();
+            delivered::notice_if_settled(&runtime, &attempt).await;
             return;
         }
         Ok(Extended::NotFound) => {

@@ -36,7 +36,14 @@ pub(super) async fn hear(
 }
 
 async fn listen(_runtime: &Inner, attempt: &Running, mut heard: Receiver<Told>) {
-    while let Some(told) = heard.recv().await {
+    loop {
+        let told = tokio::select! {
+            biased;
+            // Settled elsewhere: whoever still asks the provider is told by this that nobody listens any more.
+            () = attempt.settled.cancelled() => return,
+            told = heard.recv() => told,
+        };
+        let Some(told) = told else { return };
         match told {
             Told::Accepted { remote_id } => {
                 tracing::debug!(job = %attempt.job, attempt = attempt.number, remote_id, "the provider took it on");

@@ -165,7 +165,7 @@ fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome) 
 }
 
 /// What an adapter says of itself, fit for the record and the log.
-fn fit(outcome: Outcome) -> Outcome {
+pub(super) fn fit(outcome: Outcome) -> Outcome {
     match outcome {
         Outcome::Succeeded { response, remote_id, model } => Outcome::Succeeded {
             response,

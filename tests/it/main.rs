@@ -25,6 +25,7 @@ mod http_limits;
 mod http_proxy;
 mod http_support;
 mod http_wait;
+mod http_webhooks;
 #[cfg(feature = "failpoints")]
 mod killed;
 mod laws;
