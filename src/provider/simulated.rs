@@ -21,7 +21,8 @@
 //! | `POST /jobs/{id}/cancel` | stops it, as far as it can, and answers with the document |
 //!
 //! A job is `queued`, `running`, and then `completed`, `failed` or `canceled`. A webhook is the document, with `webhook-timestamp`
-//! and `webhook-signature`: HMAC-SHA256 over time, `.` and body, in hexadecimal. It is sent again until it is answered with a status below 500, a few times.
+//! and `webhook-signature`: HMAC-SHA256 over time, `.` and body, in hexadecimal. It is sent again
+//! until it is answered with a status below 500, a few times.
 //!
 //! A behaviour is a list of words, separated by commas; durations as `200ms`, `2s`, `1m`:
 //!

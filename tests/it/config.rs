@@ -760,7 +760,7 @@ fn a_webhook_needs_a_secret_an_address_and_somebody_who_tells_it() {
             "no http:// or https:// URL",
         ),
         (
-            queue(&hook("").split("[server]").next().unwrap()).variable("PRESS_SECRET", secret),
+            queue(hook("").split("[server]").next().unwrap()).variable("PRESS_SECRET", secret),
             "server.public_url",
             "it is missing, and provider.press.webhook needs it",
         ),
