@@ -1,7 +1,7 @@
 //! Webhooks over HTTP, from the simulated provider's queue and from whoever pretends to be it.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use onejob::config::Webhook;
 use onejob::job::{Class, Job, JobId};
@@ -51,7 +51,9 @@ impl Shop {
 
     /// Stops the gateway, and checks that nothing was left to do there: polls are so rare that one still waiting would be seen.
     async fn asks_no_more(&self) {
-        let drained = self.gateway.runtime.shutdown(Duration::from_secs(15)).await;
+        let (began, drain) = (Instant::now(), Duration::from_secs(15));
+        let drained = self.gateway.runtime.shutdown(drain).await;
+        assert!(began.elapsed() < drain, "somebody still asks: {drained:?}");
         assert_eq!((drained.unknown, drained.unwritten, drained.spooled), (0, 0, 0), "{drained:?}");
     }
 
