@@ -50,6 +50,7 @@ async fn main() -> Result<(), Error> {
             cost: None,
             result_bytes_max: 16 << 20,
             ca_file: None,
+            ..HttpOptions::new(&printer.base_url())
         },
     )?;
     let slot = ProviderSlot { name: "laser".to_owned(), provider: Arc::new(provider), total: timeouts.total, in_flight_max: 64 };

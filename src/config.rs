@@ -20,6 +20,7 @@ use crate::job::{Class, Rules};
 use crate::policy::{self, REPLAYS_MAX, TRACKED_AFTER_MIN, Tracked};
 use crate::validate::Validator;
 
+mod asking;
 mod check;
 mod describe;
 mod required;
@@ -29,6 +30,7 @@ mod stream;
 
 pub use crate::policy::{Breaker, FailoverOn, Gate, LINGER_MAX, RetryBudget, TCP_USER_TIMEOUT};
 pub use crate::validate::Parse;
+pub use asking::{Cancel, Fetch, Find, Means, Missing, Poll, Preset, Status, Submit, Webhook};
 pub use required::{Assertions, InputEntry, OutputEntry};
 pub use secret::{RedisUrl, Secret};
 pub use sources::{Environment, Sources};
@@ -64,6 +66,9 @@ pub struct Config {
     /// What routes require of inputs and outputs, compiled, by route.
     #[serde(skip)]
     validators: BTreeMap<String, Arc<Validator>>,
+    /// The secrets that `webhook` names, by provider.
+    #[serde(skip)]
+    webhook_secrets: BTreeMap<String, Secret>,
     /// Where each value that is not a default comes from, by key.
     #[serde(skip)]
     origins: BTreeMap<String, String>,
@@ -153,12 +158,12 @@ impl Config {
     /// The file cannot be read or parsed, or something is refused: then every problem that was found, for a person to correct.
     pub fn load(sources: Sources) -> Result<Self, ConfigError> {
         let mut read = sources::read(&sources)?;
-        let check::Resolved { bearers, validators } = check::check(&mut read, &sources.environment);
+        let check::Resolved { bearers, webhook_secrets, validators } = check::check(&mut read, &sources.environment);
         if !read.problems.is_empty() {
             return Err(ConfigError::Refused { problems: read.problems });
         }
         let Document { server, redis, runtime, owner, provider, route } = read.document;
-        Ok(Config { server, redis, runtime, owner, provider, route, bearers, validators, origins: read.origins })
+        Ok(Config { server, redis, runtime, owner, provider, route, bearers, webhook_secrets, validators, origins: read.origins })
     }
 
     /// Where a gateway with these sources would listen, for whoever wants to reach it and need not have its credentials.
@@ -184,6 +189,11 @@ impl Config {
     /// Returns what a route requires of inputs and outputs, if it requires anything.
     pub fn validator(&self, route: &str) -> Option<&Arc<Validator>> {
         self.validators.get(route)
+    }
+
+    /// Returns the secret that a provider signs its webhooks with, if its entry has any.
+    pub fn webhook_secret(&self, provider: &str) -> Option<&Secret> {
+        self.webhook_secrets.get(provider)
     }
 
     /// Returns how long after becoming unknown "it never happened" is not believed: what the route says, or else the shortest
@@ -272,6 +282,8 @@ fn whole_ms(duration: Duration) -> u64 {
 pub struct Server {
     /// Where to listen.
     pub listen: SocketAddr,
+    /// Where providers reach the gateways with their webhooks: scheme, host, port, and at most a path. No default.
+    pub public_url: Option<String>,
     /// The header by which a gateway in front names the owner. Whoever can reach the listener can be anybody: bind it
     /// accordingly.
     pub trusted_owner_header: Option<String>,
@@ -307,6 +319,7 @@ impl Default for Server {
     fn default() -> Self {
         Server {
             listen: SocketAddr::from(([127, 0, 0, 1], 7470)),
+            public_url: None,
             trusted_owner_header: None,
             body_bytes_max: 4 << 20,
             head_bytes_max: 32 << 10,
@@ -453,6 +466,8 @@ pub enum Adapter {
     /// One request, one answer.
     #[default]
     Http,
+    /// Hand in, ask until it is over; called back, if the provider does.
+    AsyncHttp,
     /// Our own programmable provider, started with the gateway, over real HTTP.
     Simulated,
 }
@@ -461,10 +476,14 @@ pub enum Adapter {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProviderEntry {
+    /// Defaults for everything below.
+    pub preset: Option<Preset>,
     /// How it is reached.
     pub adapter: Adapter,
-    /// Where. Required for `http`.
+    /// Where. Required for `http` and `async_http`.
     pub base_url: String,
+    /// Where it was before: attempts that were sent there are asked about there, with the same credential.
+    pub former_base_urls: Vec<String>,
     /// The path of a job submitted by route alone.
     pub path: String,
     /// The method of a job submitted by route alone.
@@ -477,6 +496,20 @@ pub struct ProviderEntry {
     pub timeouts: Timeouts,
     /// How it honours our key, if it does.
     pub idempotency: Option<Idempotency>,
+    /// How work is handed in; not for `http`.
+    pub submit: Option<Submit>,
+    /// How it is asked by its own id, and how a piece of work looks in its answers.
+    pub status: Option<Status>,
+    /// How it is asked by our key.
+    pub find: Option<Find>,
+    /// How it is asked to stop.
+    pub cancel: Option<Cancel>,
+    /// How a result is fetched that is not in the status' answer.
+    pub result: Option<Fetch>,
+    /// How often it is asked while an attempt runs; not for `http`.
+    pub poll: Poll,
+    /// How it calls back; not for `http`.
+    pub webhook: Option<Webhook>,
     /// Statuses that it swears mean "did nothing".
     pub not_executed: Vec<u16>,
     /// JSON pointer to a number in its answer: what the work cost, in its own unit.
@@ -496,14 +529,23 @@ pub struct ProviderEntry {
 impl Default for ProviderEntry {
     fn default() -> Self {
         ProviderEntry {
+            preset: None,
             adapter: Adapter::Http,
             base_url: String::new(),
+            former_base_urls: Vec::new(),
             path: "/".to_owned(),
             method: "POST".to_owned(),
             auth: Auth::default(),
             headers: BTreeMap::new(),
             timeouts: Timeouts::default(),
             idempotency: None,
+            submit: None,
+            status: None,
+            find: None,
+            cancel: None,
+            result: None,
+            poll: Poll::default(),
+            webhook: None,
             not_executed: Vec::new(),
             stream: Stream::default(),
             cost: None,
@@ -511,6 +553,17 @@ impl Default for ProviderEntry {
             breaker: None,
             ca_file: None,
             behaviour: None,
+        }
+    }
+}
+
+impl ProviderEntry {
+    /// Whether it is handed work and asked about it, rather than answering at once.
+    pub fn is_asynchronous(&self) -> bool {
+        match self.adapter {
+            Adapter::Http => false,
+            Adapter::AsyncHttp => true,
+            Adapter::Simulated => self.submit.is_some(),
         }
     }
 }

@@ -129,6 +129,7 @@ pub(crate) const OPERATIONS: &[&str] = &[
     "extend_lease",
     "finish_attempt",
     "resolve_attempt",
+    "take_webhook",
     "pass_through",
     "proxy",
     "healthz",

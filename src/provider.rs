@@ -20,9 +20,12 @@ use tokio::sync::mpsc;
 use crate::fingerprint::{Sha256Bytes, sha256};
 use crate::job::JobId;
 
+pub mod asking;
+pub mod async_http;
 pub mod http;
 #[cfg(feature = "gateway")]
 pub mod simulated;
+pub mod webhook;
 
 /// What a job asks for, as it was submitted, independent of any provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -189,6 +192,15 @@ impl Telling {
     /// Whether anybody listens.
     pub fn is_heard(&self) -> bool {
         self.0.as_ref().is_some_and(|sender| !sender.is_closed())
+    }
+
+    /// Waits until whoever listened does so no more: the attempt is settled, and what is still told changes nothing. Never, if
+    /// nobody listened from the start.
+    pub async fn unheard(&self) {
+        match &self.0 {
+            Some(sender) => sender.closed().await,
+            None => std::future::pending().await,
+        }
     }
 
     /// Tells it. That nobody listens any more is no matter.
@@ -401,6 +413,21 @@ pub trait Provider: Send + Sync + 'static {
     fn cancel(&self, sent: Sent) -> ProviderFuture<'_, Evidence> {
         drop(sent);
         no_answer("this provider has no cancel call")
+    }
+
+    /// Checks that a webhook is this provider's own, before anybody looks at the job that it names.
+    ///
+    /// # Errors
+    /// It does not call back, or it did not sign this.
+    fn verify_webhook(&self, delivery: &webhook::Delivery) -> Result<(), webhook::WebhookRefused> {
+        let _ = delivery;
+        Err(webhook::WebhookRefused::NotConfigured)
+    }
+
+    /// Reads what a checked webhook says of an attempt.
+    fn read_webhook(&self, sent: Sent, body: Arc<[u8]>) -> ProviderFuture<'_, Evidence> {
+        drop((sent, body));
+        no_answer("this provider does not call back")
     }
 }
 

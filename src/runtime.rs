@@ -31,6 +31,7 @@ use crate::store::{Read, Store};
 mod adopt;
 mod attempts;
 mod checks;
+mod delivered;
 mod latencies;
 mod outside;
 mod protection;
@@ -46,6 +47,7 @@ mod waiters;
 mod words;
 
 pub use attempts::Drained;
+pub use delivered::{Delivered, WebhookError};
 pub use protection::{Protection, ProviderProtection};
 #[cfg(feature = "gateway")]
 pub(crate) use streams::{Came, Next, Reader};

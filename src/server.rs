@@ -59,6 +59,7 @@ mod jobs;
 mod problem;
 mod proxy;
 mod streamed;
+mod webhooks;
 
 pub use auth::{InvalidOwners, OPEN_OWNER, Owners, Tokens};
 pub use health::{MetricsError, RenderMetrics, metrics_recorder};
@@ -512,6 +513,7 @@ fn operation(method: &Method, path: &str) -> &'static str {
         "/v1/jobs/{id}/attempts/{number}/lease" => "extend_lease",
         "/v1/jobs/{id}/attempts/{number}/finish" => "finish_attempt",
         "/v1/jobs/{id}/attempts/{number}/resolve" => "resolve_attempt",
+        "/v1/webhooks/{provider}/{id}/{number}" => "take_webhook",
         PROXY_PATH | "/proxy/{route}/" if safe => "pass_through",
         PROXY_PATH | "/proxy/{route}/" => "proxy",
         "/healthz" => "healthz",
@@ -551,6 +553,7 @@ const PROXY_PATH: &str = "/proxy/{route}/{*rest}";
         (name = "jobs", description = "Submit, read, wait, cancel"),
         (name = "proxy", description = "A provider's base URL, with exactly one result for each key"),
         (name = "attempts", description = "Attempts driven from outside (role `operate`)"),
+        (name = "webhooks", description = "What providers say by themselves (signed, no credential)"),
         (name = "operation", description = "For who operates it (role `operate`)"),
         (name = "health", description = "For who watches it (no credential)"),
     ),
@@ -588,6 +591,7 @@ fn documented_router() -> (Router<Arc<App>>, OpenApi) {
         .routes(routes!(attempts::extend_lease))
         .routes(routes!(attempts::finish_attempt))
         .routes(routes!(attempts::resolve_attempt))
+        .routes(routes!(webhooks::take_webhook))
         .routes(routes!(proxy::proxy, proxy::pass_through))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))

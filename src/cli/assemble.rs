@@ -5,8 +5,11 @@ use std::sync::Arc;
 
 use onejob::config::{self, Adapter, Config};
 use onejob::policy::{Plan, Rate};
+use onejob::provider::Provider;
+use onejob::provider::async_http::{AsyncHttpOptions, AsyncHttpProvider};
 use onejob::provider::http::{HttpOptions, HttpProvider};
 use onejob::provider::simulated::{Keys, Simulated, SimulatedOptions};
+use onejob::provider::webhook::WebhookOptions;
 use onejob::runtime::{Protection, ProviderProtection, ProviderSlot, Route, RuntimeOptions, SpoolOptions};
 use onejob::server::{Owners, RenderMetrics, ServerOptions};
 use onejob::store::{Eviction, StoreOptions};
@@ -110,17 +113,22 @@ pub(super) async fn providers(config: &Config) -> Result<(Vec<ProviderSlot>, Vec
     for (name, entry) in &config.provider {
         let mut options = http_options(config, name, entry);
         match entry.adapter {
-            Adapter::Http => {}
+            Adapter::Http | Adapter::AsyncHttp => {}
             Adapter::Simulated => {
-                let simulated = simulate(name, entry).await?;
+                let simulated = simulate(config, name, entry).await?;
                 options.base_url = simulated.base_url();
                 started.push((name.clone(), simulated));
             }
         }
-        let provider = HttpProvider::new(name, options).or_exit(Exit::Usage)?;
+        let provider: Arc<dyn Provider> = if entry.is_asynchronous() {
+            let options = AsyncHttpOptions::from_entry(entry, options, webhook_options(config, name, entry));
+            Arc::new(AsyncHttpProvider::new(name, options).or_exit(Exit::Usage)?)
+        } else {
+            Arc::new(HttpProvider::new(name, options).or_exit(Exit::Usage)?)
+        };
         slots.push(ProviderSlot {
             name: name.clone(),
-            provider: Arc::new(provider),
+            provider,
             total: entry.timeouts.total,
             in_flight_max: entry.limits.in_flight,
         });
@@ -133,7 +141,13 @@ pub(super) fn http_options(config: &Config, name: &str, entry: &config::Provider
     HttpOptions::from_entry(entry, bearer, config.runtime.result_bytes_max)
 }
 
-async fn simulate(name: &str, entry: &config::ProviderEntry) -> Result<Simulated, Failure> {
+fn webhook_options(config: &Config, name: &str, entry: &config::ProviderEntry) -> Option<WebhookOptions> {
+    let (entry, public_url) = (entry.webhook.clone()?, config.server.public_url.as_ref()?);
+    let secret = config.webhook_secret(name)?.reveal().to_owned();
+    Some(WebhookOptions { public_url: public_url.trim_end_matches('/').to_owned(), secret, entry })
+}
+
+async fn simulate(config: &Config, name: &str, entry: &config::ProviderEntry) -> Result<Simulated, Failure> {
     let default = SimulatedOptions::default();
     let options = SimulatedOptions {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
@@ -141,6 +155,7 @@ async fn simulate(name: &str, entry: &config::ProviderEntry) -> Result<Simulated
         behaviour: entry.behaviour.clone().unwrap_or(default.behaviour),
         keys: if entry.idempotency.is_some() { Keys::Honoured } else { Keys::Ignored },
         model: default.model,
+        webhook_secret: config.webhook_secret(name).map_or(default.webhook_secret, |secret| secret.reveal().to_owned()),
     };
     Simulated::start(options).await.map_err(|error| Failure::new(Exit::Usage, format!("provider.{name}: {error}")))
 }

@@ -7,7 +7,7 @@ use super::{Context, Exit, Failure, print, say, show};
 
 #[derive(clap::Subcommand)]
 pub(super) enum Command {
-    /// Checks it: every problem at once, and for each route what one job may cost.
+    /// Checks it: every problem at once, what each provider can be asked and what its entry swears, and what one job may cost.
     Check,
     /// Prints what is in force, with where each value comes from; secrets hidden.
     Print,
@@ -42,10 +42,13 @@ fn check(context: &Context) -> Result<Exit, Failure> {
         Failure { problem: Some(problem), ..Failure::from(error) }
     })?;
     let (providers, routes) = (config.provider.len(), config.route.len());
-    let value = json!({ "ok": true, "providers": providers, "routes": config.describe_json()["routes"] });
+    let assertions = config.assertions();
+    let value =
+        json!({ "ok": true, "providers": providers, "routes": config.describe_json()["routes"], "assertions": assertions });
     let (providers, routes) = (show::count(providers, "provider"), show::count(routes, "route"));
     warn_without_routes(&config);
-    context.print(&value, || format!("{}the configuration is good: {providers}, {routes}", follows(&config)));
+    let assertions: String = assertions.iter().map(|line| format!("{line}\n")).collect();
+    context.print(&value, || format!("{assertions}{}the configuration is good: {providers}, {routes}", follows(&config)));
     Ok(Exit::Done)
 }
 

@@ -2,7 +2,8 @@
 
 use std::net::SocketAddr;
 
-use onejob::provider::simulated::{Keys, Simulated, SimulatedOptions};
+use onejob::config::Environment;
+use onejob::provider::simulated::{Keys, Simulated, SimulatedOptions, WEBHOOK_SECRET};
 use serde_json::json;
 
 use super::signals::Signals;
@@ -24,6 +25,13 @@ JSON body chooses one for a request; PUT /behaviour changes the default.
   slow_body=D        sends the answer in four parts, D between them
   invalid_json       cuts the answer's last byte off
   size=N             pads the answer to at least N bytes
+  run=D              of a job under /jobs: how long it runs after it was taken on
+  fail               of a job: ends as failed and does not execute
+  stubborn           of a job: a cancel is acknowledged, and it completes anyway
+  forget=D           of a job: D after its end it is 404
+  report=WORD        of a job: the word for its state, whatever that is
+  no_id, hostile_id  of a job: its submit is answered without a name for it; with one that leads elsewhere
+  webhook_first      of a job: it calls back before its submit is answered
   echo_credential    repeats the request's Authorization
   chunks=N           of a chat: its text in N pieces
   pause=D            of a stream: waits D before each part but the first
@@ -51,16 +59,26 @@ pub(super) struct Arguments {
     /// Answers a repeated idempotency key as the first time, without another execution.
     #[arg(long)]
     honour_keys: bool,
+    /// The variable with the secret that it signs its webhooks with. Without one: a text that everybody knows.
+    #[arg(long, value_name = "NAME")]
+    webhook_secret_env: Option<String>,
 }
 
 pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
     let mut signals = Signals::listen()?;
+    let webhook_secret = match &arguments.webhook_secret_env {
+        None => WEBHOOK_SECRET.to_owned(),
+        Some(name) => Environment::Process.get(name).ok_or_else(|| {
+            Failure::new(Exit::Usage, format!("the variable {name} is not set; it should hold the webhooks' secret"))
+        })?,
+    };
     let simulated = Simulated::start(SimulatedOptions {
         listen: arguments.listen,
         name: arguments.name.clone(),
         model: arguments.model,
         behaviour: arguments.behaviour,
         keys: if arguments.honour_keys { Keys::Honoured } else { Keys::Ignored },
+        webhook_secret,
     })
     .await
     .map_err(|error| match error.kind() {

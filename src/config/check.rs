@@ -21,6 +21,8 @@ use crate::job::{Class, Owner};
 use crate::policy::PERCENTILES;
 use crate::validate::Validator;
 
+mod asking;
+
 /// Longest time of any kind: sums of several still fit every clock, and more is a slip of the pen.
 const DURATION_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// Shortest time of any kind but where zero has a meaning: records keep whole milliseconds.
@@ -92,8 +94,17 @@ const HEADERS_OF_OURS: [&str; 2] = ["idempotency-key", "traceparent"];
 pub(super) struct Resolved {
     /// The credentials, by provider.
     pub(super) bearers: BTreeMap<String, Secret>,
+    /// What webhooks are signed with, by provider.
+    pub(super) webhook_secrets: BTreeMap<String, Secret>,
     /// What is required of inputs and outputs, by route.
     pub(super) validators: BTreeMap<String, Arc<Validator>>,
+}
+
+/// The credentials that it names, by provider.
+#[derive(Default)]
+struct Secrets {
+    bearers: BTreeMap<String, Secret>,
+    webhook_secrets: BTreeMap<String, Secret>,
 }
 
 /// Checks the whole document, notes every problem, and resolves what it names.
@@ -107,11 +118,11 @@ pub(super) fn check(read: &mut Read, environment: &Environment) -> Resolved {
     checker.owners(&checker.read.document);
     checker.redis(&checker.read.document.redis);
     checker.runtime(&checker.read.document);
-    let bearers = checker.providers(&checker.read.document.provider, environment);
+    let Secrets { bearers, webhook_secrets } = checker.providers(&checker.read.document, environment);
     let validators = checker.routes(&checker.read.document);
     let found = checker.found;
     read.problems.extend(found);
-    Resolved { bearers, validators }
+    Resolved { bearers, webhook_secrets, validators }
 }
 
 pub(super) struct Checker<'a> {
@@ -207,6 +218,9 @@ impl Checker<'_> {
         self.time("server.body_timeout", server.body_timeout, DURATION_MIN);
         self.time("server.wait_max", server.wait_max, DURATION_MIN);
         self.time("server.proxy_wait", server.proxy_wait, DURATION_MIN);
+        if let Some(url) = &server.public_url {
+            self.base_url("server.public_url", url);
+        }
         if !matches!(server.conflict_status, 409 | 422) {
             self.refuse("server.conflict_status", Some(&server.conflict_status), "it must be 409 or 422", "leave it out for 409");
         }
@@ -373,23 +387,29 @@ impl Checker<'_> {
         }
     }
 
-    fn providers(&mut self, providers: &BTreeMap<String, ProviderEntry>, environment: &Environment) -> BTreeMap<String, Secret> {
+    fn providers(&mut self, document: &Document, environment: &Environment) -> Secrets {
+        let providers = &document.provider;
         self.count("provider", providers.len(), PROVIDERS_MAX);
-        let mut bearers = BTreeMap::new();
+        let mut secrets = Secrets::default();
         for (name, provider) in providers {
             let key = format!("provider.{name}");
             self.name("provider", name);
             self.provider(&key, provider);
+            self.asking(&key, provider);
             if let Some(bearer) = self.bearer(&format!("{key}.auth"), provider, environment) {
-                bearers.insert(name.clone(), bearer);
+                secrets.bearers.insert(name.clone(), bearer);
+            }
+            let public_url = document.server.public_url.as_deref();
+            if let Some(secret) = self.webhook(&format!("{key}.webhook"), provider, public_url, environment) {
+                secrets.webhook_secrets.insert(name.clone(), secret);
             }
         }
-        bearers
+        secrets
     }
 
     fn provider(&mut self, key: &str, provider: &ProviderEntry) {
         match provider.adapter {
-            Adapter::Http => {
+            Adapter::Http | Adapter::AsyncHttp => {
                 self.base_url(&format!("{key}.base_url"), &provider.base_url);
                 if let Some(behaviour) = &provider.behaviour {
                     self.refuse(&format!("{key}.behaviour"), Some(behaviour), "only a simulated provider has one", "remove it");
@@ -435,7 +455,7 @@ impl Checker<'_> {
             self.refuse(&not_executed, Some(status), "only statuses from 400 to 599 can mean that nothing was done", "remove it");
         }
         if let Some(pointer) = &provider.cost {
-            self.pointer(&format!("{key}.cost"), pointer);
+            self.body_pointer(&format!("{key}.cost"), pointer);
         }
         self.limits(&format!("{key}.limits"), &provider.limits);
         if let Some(breaker) = &provider.breaker {
@@ -521,7 +541,7 @@ impl Checker<'_> {
     fn base_url(&mut self, key: &str, url: &str) {
         let shown = without_credentials(url);
         if url.is_empty() {
-            return self.refuse(key, None, "it is missing, and adapter = \"http\" needs one", "as in https://laser.example/v1");
+            return self.refuse(key, None, "it is missing, and an adapter over HTTP needs one", "as in https://laser.example/v1");
         }
         let uri = match url.parse::<Uri>() {
             Ok(uri) if matches!(uri.scheme_str(), Some("http" | "https")) => uri,
@@ -800,13 +820,12 @@ impl Checker<'_> {
         self.count(key, pointers.len(), LIST_MAX);
         self.repeated(key, pointers);
         for pointer in pointers {
-            self.pointer(key, pointer);
+            self.body_pointer(key, pointer);
         }
     }
 
-    fn pointer(&mut self, key: &str, pointer: &str) {
-        let escapes = pointer.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
-        if !pointer.starts_with('/') || !escapes {
+    fn body_pointer(&mut self, key: &str, pointer: &str) {
+        if !is_pointer(pointer) {
             let what = "it is no JSON pointer to a part of the body (RFC 6901)";
             self.refuse(key, Some(&pointer.escape_debug()), what, "as in /client/clicked_at");
         }

@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::Config;
 use super::secret::HIDDEN;
 use super::sources::may_be_secret;
+use super::{Cancel, Config, Idempotency, Missing, ProviderEntry, Status};
+use crate::provider::CancelSemantics;
 
 impl Config {
     /// Prints every key with its value and where it comes from, then for each route what follows from them.
@@ -52,6 +53,32 @@ impl Config {
         json!({ "settings": self.settings(), "origins": self.origins, "routes": routes })
     }
 
+    /// What each provider can be asked, and each thing that its entry swears, a line each.
+    pub fn assertions(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (name, entry) in &self.provider {
+            lines.push(format!("provider {name}: {}", asked(entry)));
+            let swears = |what: String| format!("provider {name}: its entry swears that {what}");
+            lines.extend(entry.not_executed.iter().map(|status| swears(format!("status {status} means that nothing was done"))));
+            if let Some(Idempotency { header, ttl }) = &entry.idempotency {
+                let ttl = humantime::format_duration(*ttl);
+                lines.push(swears(format!("the same key in {header} is the same work, for {ttl}")));
+            }
+            let remembers =
+                |missing| missing == Missing::NotFound && entry.status.as_ref().is_some_and(|s| s.retention.is_some());
+            if entry.status.as_ref().is_some_and(|status| remembers(status.missing)) {
+                lines.push(swears("404 to a status call within the retention means that it never came there".to_owned()));
+            }
+            if entry.find.as_ref().is_some_and(|find| remembers(find.missing)) {
+                lines.push(swears("what is not found by our key within the retention never came there".to_owned()));
+            }
+            if entry.cancel.as_ref().is_some_and(|cancel| cancel.semantics == CancelSemantics::Confirmed) {
+                lines.push(swears("what it says it stopped is stopped".to_owned()));
+            }
+        }
+        lines
+    }
+
     fn settings(&self) -> Value {
         let mut settings = serde_json::to_value(self).expect("plain values serialize");
         for provider in settings["provider"].as_object_mut().into_iter().flat_map(|all| all.values_mut()) {
@@ -67,6 +94,29 @@ impl Config {
     fn origin(&self, key: &str) -> Option<&str> {
         self.origins.get(key).map(String::as_str)
     }
+}
+
+/// What a provider can be asked, in words.
+fn asked(entry: &ProviderEntry) -> String {
+    let time = |duration| humantime::format_duration(duration).to_string();
+    let status = match entry.status.as_ref().filter(|status| !status.path.is_empty()) {
+        None => "no status call".to_owned(),
+        Some(Status { retention: None, .. }) => "status by its id, remembered for nobody knows how long".to_owned(),
+        Some(Status { retention: Some(retention), .. }) => format!("status by its id, remembered for {}", time(*retention)),
+    };
+    let find = if entry.find.is_some() { "found by our key" } else { "not found by our key" };
+    let replay = if entry.idempotency.is_some() { "honours our key" } else { "does not honour our key" };
+    let cancel = match &entry.cancel {
+        None => "no cancel".to_owned(),
+        Some(Cancel { semantics, settle, .. }) => match semantics {
+            CancelSemantics::None => "no cancel".to_owned(),
+            CancelSemantics::QueuedOnly => "cancels what has not begun".to_owned(),
+            CancelSemantics::BestEffort => format!("tries to cancel, settled after {}", time(*settle)),
+            CancelSemantics::Confirmed => "cancels".to_owned(),
+        },
+    };
+    let webhook = if entry.webhook.is_some() { "calls back" } else { "does not call back" };
+    format!("{status}; {find}; {replay}; {cancel}; {webhook}")
 }
 
 /// Each leaf with its key. What is absent is left out.

@@ -12,7 +12,7 @@ use figment::value::{Dict, Map, Tag, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 
 use super::secret::without_credentials;
-use super::{ConfigError, Document, Problem};
+use super::{ConfigError, Document, Preset, Problem};
 
 /// What the variables begin with that set something.
 const VARIABLE_PREFIX: &str = "ONEJOB_";
@@ -167,6 +167,7 @@ pub(super) fn read(sources: &Sources) -> Result<Read, ConfigError> {
         .expect("layers are plain values and defaults serialize")
         .remove(&Profile::Default)
         .expect("the defaults are in the default profile");
+    fill_presets(&mut merged);
     let origin_of = |tag: Tag| {
         let name = &figment.get_metadata(tag)?.name;
         (!defaults.contains(name)).then(|| name.clone().into_owned())
@@ -175,6 +176,29 @@ pub(super) fn read(sources: &Sources) -> Result<Read, ConfigError> {
     let mut origins = BTreeMap::new();
     collect_origins(&merged, "", &origin_of, &mut origins);
     Ok(Read { document, origins, problems })
+}
+
+/// Puts what a preset says beneath what a provider's entry says itself. A word that is no preset is refused when it is read.
+fn fill_presets(merged: &mut Dict) {
+    let Some(Value::Dict(_, providers)) = merged.get_mut("provider") else { return };
+    for entry in providers.values_mut() {
+        let Value::Dict(_, entry) = entry else { continue };
+        let Some(defaults) = entry.get("preset").and_then(Value::as_str).and_then(Preset::defaults) else { continue };
+        let defaults = <Toml as Format>::from_str::<Dict>(defaults).expect("a preset is TOML");
+        fill(entry, defaults);
+    }
+}
+
+fn fill(table: &mut Dict, defaults: Dict) {
+    for (name, default) in defaults {
+        match (table.get_mut(&name), default) {
+            (None, default) => {
+                table.insert(name, default);
+            }
+            (Some(Value::Dict(_, table)), Value::Dict(_, defaults)) => fill(table, defaults),
+            (Some(_), _) => {}
+        }
+    }
 }
 
 /// Kubernetes gives every container variables named after the services around it: `ONEJOB_PORT`, `ONEJOB_REDIS_SERVICE_HOST`, ….

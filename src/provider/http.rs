@@ -6,7 +6,7 @@
 //!
 //! Deliberately not here: repetition of any kind (a request is handed to the network at most once; only a connection that was
 //! found closed *before* that is replaced), redirects, content decoding, HTTP/2, proxies from the environment, concurrency limits
-//! and circuit breaking (the runtime's), status and cancel calls.
+//! and circuit breaking (the runtime's). What is asked about an attempt, and what the answer proves, is `asking.rs`.
 //!
 //! The table of outcomes is `docs/PROTOCOL.md`, "Outcomes".
 
@@ -19,13 +19,20 @@ use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http_body_util::Full;
 
+use self::about::Former;
 use self::connection::Connector;
 use self::exchange::{Exchange, Exchanged};
 use self::judge::{Answer, Hidden, Judge};
+use self::render::Origin;
 use self::stream::Listener;
 use crate::config::{ProviderEntry, Stream, Timeouts};
-use crate::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request, Response};
+use crate::job::JobId;
+use crate::provider::asking::{About, Asking};
+use crate::provider::{
+    Abilities, Call, Evidence, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request, Response, Sent,
+};
 
+mod about;
 mod connection;
 mod exchange;
 mod judge;
@@ -67,6 +74,10 @@ pub struct HttpOptions {
     pub result_bytes_max: usize,
     /// A PEM file of the authorities to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
+    /// What it can be asked about an attempt.
+    pub asking: Asking,
+    /// Base URLs that it had before: attempts that were sent there are asked about there, with the same credential.
+    pub former_base_urls: Vec<String>,
 }
 
 /// Largest answer, unless the options say otherwise.
@@ -88,12 +99,18 @@ impl HttpOptions {
             bearer,
             headers: entry.headers.clone(),
             timeouts: entry.timeouts,
-            idempotency_header: entry.idempotency.as_ref().map(|idempotency| idempotency.header.clone()),
+            idempotency_header: match (&entry.idempotency, &entry.find) {
+                (Some(idempotency), _) => Some(idempotency.header.clone()),
+                (None, Some(find)) => find.header.clone(),
+                (None, None) => None,
+            },
             not_executed: entry.not_executed.clone(),
             stream: entry.stream.clone(),
             cost: entry.cost.clone(),
             result_bytes_max,
             ca_file: entry.ca_file.clone(),
+            asking: Asking::from_entry(entry),
+            former_base_urls: entry.former_base_urls.clone(),
         }
     }
 }
@@ -113,6 +130,8 @@ impl fmt::Debug for HttpOptions {
             .field("cost", &self.cost)
             .field("result_bytes_max", &self.result_bytes_max)
             .field("ca_file", &self.ca_file)
+            .field("asking", &self.asking)
+            .field("former_base_urls", &self.former_base_urls)
             .finish()
     }
 }
@@ -170,6 +189,8 @@ pub struct HttpProvider {
     stream: Stream,
     cost: Option<String>,
     exchange: Exchange,
+    asking: Asking,
+    former: Vec<Former>,
 }
 
 impl fmt::Debug for HttpProvider {
@@ -195,6 +216,7 @@ impl HttpProvider {
         let authorization = options.bearer.as_deref().map(authorization).transpose()?;
         let render = render::Base::new(&options, idempotency_header.as_ref())?;
         let connector = Connector::new(&render.origin, options.ca_file.as_deref())?;
+        let former = options.former_base_urls.iter().map(|url| Former::new(url, &options)).collect::<Result<_, _>>()?;
         Ok(HttpProvider {
             name: name.to_owned(),
             render,
@@ -204,10 +226,13 @@ impl HttpProvider {
             judge: Judge { hidden: Hidden::new(options.bearer.as_deref()), not_executed: options.not_executed },
             stream: options.stream,
             exchange: Exchange::new(connector, options.timeouts, options.result_bytes_max),
+            asking: options.asking,
+            former,
         })
     }
 
-    async fn call(&self, call: Call) -> Outcome {
+    /// Sends an attempt, at most once, and judges what came of it.
+    pub(super) async fn call(&self, call: Call) -> Outcome {
         let request = match self.request(&call) {
             Ok(request) => request,
             Err(reason) => return Outcome::NotSent { reason },
@@ -228,13 +253,19 @@ impl HttpProvider {
 
     /// The request as it is sent: what was rendered, and what names the attempt.
     fn request(&self, call: &Call) -> Result<http::Request<Full<Bytes>>, String> {
-        let rendered = &call.rendered;
+        let key = call.job_id.map(|_| call.idempotency_key.as_str());
+        let names = Names { job_id: call.job_id, attempt: call.attempt, key, traceparent: call.traceparent.as_deref() };
+        self.assemble(&self.render.origin, &call.rendered, &names)
+    }
+
+    /// A request to an origin of ours, with the credential.
+    fn assemble(&self, origin: &Origin, rendered: &Rendered, names: &Names<'_>) -> Result<http::Request<Full<Bytes>>, String> {
         let uri: http::Uri = rendered.url.parse().map_err(|_| "invalid: the rendered url is no url".to_owned())?;
-        if !self.render.origin.is_of(&uri) {
+        if !origin.is_of(&uri) {
             return Err("invalid: the rendered url has another origin than this provider".to_owned());
         }
         let mut headers = HeaderMap::with_capacity(rendered.headers.len() + 8);
-        headers.insert(header::HOST, self.render.origin.host.clone());
+        headers.insert(header::HOST, origin.host.clone());
         for (name, value) in &rendered.headers {
             let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("invalid: header name {name:?}"))?;
             let value = HeaderValue::from_str(value).map_err(|_| format!("invalid: the value of header {name}"))?;
@@ -246,18 +277,18 @@ impl HttpProvider {
         if let Some(authorization) = &self.authorization {
             headers.insert(header::AUTHORIZATION, authorization.clone());
         }
-        if let (Some(name), Some(_)) = (&self.idempotency_header, call.job_id) {
-            let key = HeaderValue::from_str(&call.idempotency_key).map_err(|_| "invalid: the idempotency key".to_owned())?;
+        if let (Some(name), Some(key)) = (&self.idempotency_header, names.key) {
+            let key = HeaderValue::from_str(key).map_err(|_| "invalid: the idempotency key".to_owned())?;
             headers.insert(name.clone(), key);
         }
-        if let Some(traceparent) = &call.traceparent {
+        if let Some(traceparent) = names.traceparent {
             let traceparent = HeaderValue::from_str(traceparent).map_err(|_| "invalid: the traceparent".to_owned())?;
             headers.insert("traceparent", traceparent);
         }
-        if let Some(job_id) = call.job_id {
+        if let Some(job_id) = names.job_id {
             let job_id = HeaderValue::from_str(&job_id.to_string()).expect("a job id is visible ASCII");
             headers.insert(JOB_ID_HEADER, job_id);
-            headers.insert(ATTEMPT_HEADER, HeaderValue::from(call.attempt));
+            headers.insert(ATTEMPT_HEADER, HeaderValue::from(names.attempt));
         }
 
         let origin_form = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
@@ -271,6 +302,16 @@ impl HttpProvider {
     }
 }
 
+/// What names an attempt to its provider.
+struct Names<'a> {
+    /// `None` for a request without a job.
+    job_id: Option<JobId>,
+    attempt: u32,
+    /// The idempotency key, where it belongs.
+    key: Option<&'a str>,
+    traceparent: Option<&'a str>,
+}
+
 impl Provider for HttpProvider {
     fn render(&self, request: &Request) -> Result<Rendered, RenderError> {
         self.render.render(request)
@@ -282,6 +323,29 @@ impl Provider for HttpProvider {
 
     fn cost(&self, response: &Response) -> Option<u64> {
         cost_at(self.cost.as_deref()?, &response.body)
+    }
+
+    fn replay(&self, call: Call) -> ProviderFuture<'_, Outcome> {
+        if self.asking.replay.is_some() {
+            return Box::pin(self.call(call));
+        }
+        Box::pin(std::future::ready(Outcome::Unknown { reason: "this provider does not honour keys".to_owned() }))
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.asking.abilities()
+    }
+
+    fn status(&self, sent: Sent) -> ProviderFuture<'_, Evidence> {
+        Box::pin(self.inquire(About::Status, sent))
+    }
+
+    fn find(&self, sent: Sent) -> ProviderFuture<'_, Evidence> {
+        Box::pin(self.inquire(About::Find, sent))
+    }
+
+    fn cancel(&self, sent: Sent) -> ProviderFuture<'_, Evidence> {
+        Box::pin(self.inquire(About::Cancel, sent))
     }
 }
 

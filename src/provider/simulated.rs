@@ -1,6 +1,6 @@
 //! A programmable provider over real HTTP, with a ledger of what it did. For tests, storms and trying things out.
 //!
-//! Every request whose method is not GET or HEAD, on any path but the four below, is "the work": executing it is counted, and the
+//! Every request whose method is not GET or HEAD, on any path but those below, is "the work": executing it is counted, and the
 //! answer names the execution, so that two executions of one request never look the same. How a request is treated is its
 //! *behaviour*: the header `onejob-simulate`, else the member `"simulate"` of a JSON body, else the default.
 //!
@@ -10,6 +10,19 @@
 //! | `DELETE /ledger` | forgets entries, totals and keys |
 //! | `GET /behaviour`, `PUT /behaviour` | the default, as text |
 //! | `GET /healthz` | `ok` |
+//!
+//! Under `/jobs` the same work goes through a queue: it is taken on, done afterwards, and can be asked about.
+//!
+//! | call | does |
+//! |---|---|
+//! | `POST /jobs` | takes a job on: 202 with its document, and does it afterwards; calls the body's member `"webhook_url"` back |
+//! | `GET /jobs/{id}` | the document: `id`, `key`, `result`, `error`, `status` |
+//! | `GET /jobs?key=K` | the jobs that came with that idempotency key |
+//! | `POST /jobs/{id}/cancel` | stops it, as far as it can, and answers with the document |
+//!
+//! A job is `queued`, `running`, and then `completed`, `failed` or `canceled`. A webhook is the document, with `webhook-timestamp`
+//! and `webhook-signature`: HMAC-SHA256 over time, `.` and body, in hexadecimal. It is sent again
+//! until it is answered with a status below 500, a few times.
 //!
 //! A behaviour is a list of words, separated by commas; durations as `200ms`, `2s`, `1m`:
 //!
@@ -36,6 +49,13 @@
 //! | `part_bytes=N` | of a stream: sends N bytes at once instead of an event |
 //! | `unmarked` | of a stream: ends without its end marker, the framing complete |
 //! | `stream_error` | of a stream: tells of an error in its last event, then its end marker |
+//! | `run=D` | of a job: how long it runs; it has been executed when it begins to |
+//! | `fail` | of a job: ends as `failed`, and does *not* execute |
+//! | `stubborn` | of a job: a cancel is acknowledged, and it completes anyway |
+//! | `forget=D` | of a job: D after its end it is 404 |
+//! | `report=WORD` | of a job: the word for its state, whatever that is |
+//! | `no_id`, `hostile_id` | of a job: the answer to its submit has no name for it; one that leads elsewhere |
+//! | `webhook_first` | of a job: it is done, and has called back, before its submit is answered |
 //! | `refuse`, `refuse=D` | default only: connecting is refused, for D or until told otherwise; over HTTP it needs D |
 //! | `random=SEED` | alone: draws one of the above, the same for the same seed, job and attempt (without a job: the same key) |
 //!
@@ -63,6 +83,7 @@ pub use self::behaviour::{Behaviour, InvalidBehaviour};
 
 mod behaviour;
 mod chat;
+mod queue;
 mod server;
 
 /// Most entries that the ledger keeps; the oldest go first, and are counted in [`Ledger::dropped`].
@@ -73,6 +94,9 @@ pub const BODY_BYTES_MAX: usize = 32 << 20;
 pub const BEHAVIOUR_HEADER: &str = "onejob-simulate";
 /// The header that an idempotency key is read from.
 pub const KEY_HEADER: &str = "idempotency-key";
+
+/// What webhooks are signed with, unless the options say otherwise. No secret: everybody can read it here.
+pub const WEBHOOK_SECRET: &str = "simulated-webhook-secret";
 
 /// How a simulated provider is set up.
 #[derive(Clone, Debug)]
@@ -87,6 +111,8 @@ pub struct SimulatedOptions {
     pub behaviour: String,
     /// Whether a repeated idempotency key is answered as it was the first time, without another execution.
     pub keys: Keys,
+    /// What it signs its webhooks with.
+    pub webhook_secret: String,
 }
 
 impl Default for SimulatedOptions {
@@ -97,6 +123,7 @@ impl Default for SimulatedOptions {
             model: "simulated-1".to_owned(),
             behaviour: "succeed".to_owned(),
             keys: Keys::Ignored,
+            webhook_secret: WEBHOOK_SECRET.to_owned(),
         }
     }
 }
@@ -233,6 +260,8 @@ struct Shared {
     nonce: String,
     standing: watch::Sender<Standing>,
     book: Mutex<Book>,
+    queue: queue::Queue,
+    webhook_secret: String,
 }
 
 /// What holds for requests that say nothing themselves.
@@ -314,6 +343,8 @@ impl Shared {
             nonce: uuid::Uuid::new_v4().simple().to_string()[..8].to_owned(),
             standing: watch::Sender::new(standing),
             book: Mutex::default(),
+            queue: queue::Queue::default(),
+            webhook_secret: options.webhook_secret.clone(),
         }
     }
 

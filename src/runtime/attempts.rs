@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::sync::CancellationToken;
 
 use crate::attempt::{AttemptState, AttemptToken, FinishOutcome};
 use crate::error::StoreError;
@@ -21,7 +22,7 @@ use crate::provider::{Call, Fence, Outcome, Rendered, Request, Telling, boottime
 use crate::runtime::protection::{self, Pass, Share, Turn};
 use crate::runtime::timers::Timer;
 use crate::runtime::verdict::{Verdict, Whose, conclude, try_store};
-use crate::runtime::{Inner, Lane, Route, millis, sweeper, told};
+use crate::runtime::{Inner, Lane, Route, delivered, millis, sweeper, told};
 use crate::store::{
     Begin, BeginAttempt, Begun, Canceling, Extended, FinishAttempt, Finished, Follow, Read, SubmitJob, Tell, WriteAhead,
     bytes_life,
@@ -91,6 +92,8 @@ pub(crate) struct Running {
     pub(super) raced: AtomicBool,
     /// The provider's own name for the work, once it is told.
     pub(super) remote_id: OnceLock<String>,
+    /// Cancelled once somebody else has settled it: by a webhook, here or on another gateway.
+    pub(super) settled: CancellationToken,
 }
 
 /// Room for one attempt: among our jobs, at its provider, and in what protects that one.
@@ -164,6 +167,7 @@ impl Running {
             canceling: AtomicBool::new(false),
             raced: AtomicBool::new(false),
             remote_id: OnceLock::new(),
+            settled: CancellationToken::new(),
         });
         runtime.running().insert(token, Arc::clone(&attempt));
         attempt
@@ -309,7 +313,11 @@ pub(crate) async fn drive(
             runtime.latencies.of(&work.route.name, &attempt.lane.slot.name).add(called.elapsed());
         }
         apart += called.elapsed();
-        let next = conclude(&runtime, &mut work, &attempt, outcome).await;
+        let next = match outcome {
+            // What the provider told by itself is in the record; that we stopped asking is no news.
+            Outcome::Unknown { .. } if attempt.settled.is_cancelled() => None,
+            outcome => conclude(&runtime, &mut work, &attempt, outcome).await,
+        };
         runtime.running().remove(&attempt.token);
         drop(room);
         runtime.waiters.wake(work.job.identity());
@@ -563,6 +571,7 @@ pub(crate) async fn heartbeat(runtime: Arc<Inner>, attempt: Arc<Running>) {
             // Authority is gone, evidence is not: the call runs on, and its outcome is judged by the scripts.
             tracing::debug!(job = %attempt.job, attempt = attempt.number, why, "an attempt is fenced");
             attempt.fence.close();
+            delivered::notice_if_settled(&runtime, &attempt).await;
             return;
         }
         Ok(Extended::NotFound) => {

@@ -239,7 +239,7 @@ impl Inner {
     }
 
     /// After somebody outside changed a job: keeps its blobs, tends its hints, goes on with it if it is pending, wakes who waits.
-    async fn after_change(self: &Arc<Self>, id: JobId) {
+    pub(super) async fn after_change(self: &Arc<Self>, id: JobId) {
         let identity = id.identity();
         self.waiters.wake(identity);
         sweeper::look_soon(Arc::clone(self), identity).await;

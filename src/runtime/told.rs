@@ -74,11 +74,14 @@ async fn listen(runtime: &Arc<Inner>, attempt: &Arc<Running>, mut heard: Receive
     let mut noting = OptionFuture::from(None);
     loop {
         let told = tokio::select! {
-            told = heard.recv() => told,
+            biased;
+            // Settled elsewhere: whoever still asks the provider is told by this that nobody listens any more.
+            () = attempt.settled.cancelled() => return,
             Some(()) = &mut noting => {
                 noting = OptionFuture::from(None);
                 continue;
             }
+            told = heard.recv() => told,
         };
         match told {
             None => break,

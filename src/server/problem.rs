@@ -59,6 +59,7 @@ kinds! {
     KeyInvalid "idempotency-key-invalid" BAD_REQUEST Gateway No "The Idempotency-Key is not one key";
     RequestInvalid "request-invalid" BAD_REQUEST Gateway No "The request is not understood";
     Unauthorized "unauthorized" UNAUTHORIZED Gateway No "No known owner";
+    WebhookRefused "webhook-refused" UNAUTHORIZED Gateway No "The webhook is not the provider's own";
     Forbidden "forbidden" FORBIDDEN Gateway No "The owner lacks a role";
     PathUnknown "path-unknown" NOT_FOUND Gateway No "Nothing is here";
     RouteUnknown "route-unknown" NOT_FOUND Gateway No "There is no such route";

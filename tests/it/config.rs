@@ -177,7 +177,9 @@ fn the_example_loads_and_each_commented_key_is_known() {
         uncommented.push_str(if skipped { "" } else { setting.unwrap_or(line) });
         uncommented.push('\n');
     }
-    let config = given(&uncommented).variable("INKJET_TOKEN", "hunter2").load().unwrap();
+    let config =
+        given(&uncommented).variable("INKJET_TOKEN", "hunter2").variable("PRESS_SECRET", "0123456789abcdef").load().unwrap();
+    assert_eq!(config.webhook_secret("press").unwrap().reveal(), "0123456789abcdef");
     assert_eq!(config.server.cors_origins, ["https://shop.example"]);
     assert_eq!(config.bearer("inkjet").unwrap().reveal(), "hunter2");
     assert_eq!(config.owner.keys().collect::<Vec<_>>(), ["desk", "shop"]);
@@ -828,4 +830,138 @@ fn the_end_marker_of_a_stream_is_one_text_or_several() {
     let several = stream(several);
     assert_eq!(several.end.len(), 2);
     assert_eq!(several.error, [StreamError::Pointer("/failure".to_owned())]);
+}
+
+/// An asynchronous provider with these keys beside the preset's.
+fn queue(keys: &str) -> Given {
+    given(&format!("[provider.press]\npreset = \"job-queue\"\nbase_url = \"https://press.example\"\n{keys}"))
+}
+
+#[test]
+fn a_preset_fills_an_entry_and_what_the_entry_says_wins() {
+    use onejob::config::{Adapter, Means};
+    let config =
+        queue("timeouts = { total = \"5m\" }\nstatus = { retention = \"2h\", states = { lost = \"failed\" } }\n").load().unwrap();
+    let press = &config.provider["press"];
+    assert_eq!((press.adapter, press.path.as_str()), (Adapter::AsyncHttp, "/jobs"));
+    let status = press.status.as_ref().unwrap();
+    assert_eq!((status.path.as_str(), status.result.as_str()), ("/jobs/{{ remote.id }}", "/result"));
+    assert_eq!(status.retention, Some(Duration::from_secs(7200)));
+    assert_eq!((status.states["lost"], status.states["completed"]), (Means::Failed, Means::Succeeded));
+    assert!(config.describe().contains("provider.press.path = \"/jobs\""));
+
+    for preset in ["openai-chat", "openai-responses", "openai-embeddings"] {
+        let config = given(&format!("[provider.model]\npreset = \"{preset}\"\n")).load().unwrap();
+        assert_eq!(config.provider["model"].base_url, "https://api.openai.com/v1");
+        assert!(config.provider["model"].idempotency.is_none(), "not documented, so not believed");
+        let config =
+            given(&format!("[provider.model]\npreset = \"{preset}\"\nbase_url = \"http://127.0.0.1:8000/v1\"\n")).load().unwrap();
+        assert_eq!(config.provider["model"].base_url, "http://127.0.0.1:8000/v1");
+    }
+    let problem = given("[provider.model]\npreset = \"openai\"\nbase_url = \"http://a\"\n").problem();
+    assert_eq!((problem.key.as_str(), problem.what.as_str()), ("provider.model.preset", "\"openai\" is not known here"));
+}
+
+#[test]
+fn the_entry_of_the_page_on_providers_loads() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/PROVIDERS.md")).unwrap();
+    let (_, rest) = page.split_once("```toml\n").unwrap();
+    let entry = given(rest.split("```").next().unwrap());
+    let config = entry.variable("PRESS_SECRET", "0123456789abcdef").variable("PRESS_TOKEN", "hunter2-hunter2").load().unwrap();
+    let words = config.assertions();
+    assert_eq!(
+        words[0],
+        "provider press: status by its id, remembered for 1day; found by our key; does not honour our key; \
+         cancels what has not begun; calls back"
+    );
+    for preset in ["openai-chat", "openai-responses", "openai-embeddings", "job-queue"] {
+        assert!(page.contains(&format!("| `{preset}` |")), "{preset} has no row");
+    }
+}
+
+#[test]
+fn each_assertion_of_an_entry_has_a_line_of_its_own() {
+    let keys = "not_executed = [429, 503]\nidempotency = { header = \"idempotency-key\", ttl = \"24h\" }\n\
+                status = { missing = \"not_found\" }\ncancel = { semantics = \"confirmed\" }\n";
+    let lines = queue(keys).load().unwrap().assertions();
+    let swears = |what: &str| format!("provider press: its entry swears that {what}");
+    assert_eq!(
+        lines[1..],
+        [
+            swears("status 429 means that nothing was done"),
+            swears("status 503 means that nothing was done"),
+            swears("the same key in idempotency-key is the same work, for 1day"),
+            swears("404 to a status call within the retention means that it never came there"),
+            swears("what is not found by our key within the retention never came there"),
+            swears("what it says it stopped is stopped"),
+        ]
+    );
+}
+
+#[test]
+fn templates_and_pointers_are_checked_when_they_are_read() {
+    let long = format!("status = {{ path = \"/{}\" }}\n", "x".repeat(8 << 10));
+    for (keys, key, what) in [
+        ("status = { path = \"/jobs/{{ remote.name }}\" }\n", "status.path", "undefined value"),
+        ("status = { path = \"/jobs/{{ remote.id\" }\n", "status.path", "template, line 1"),
+        ("status = { path = \"jobs\" }\n", "status.path", "it must begin with /"),
+        (long.as_str(), "status.path", "the limit is 8192"),
+        ("status = { id = \"id\" }\n", "status.id", "no JSON pointer"),
+        ("status = { states = { done = \"finished\" } }\n", "status.states.done", "\"finished\" is not known here"),
+        ("status = { method = \"get\" }\n", "status.method", "no method in capital letters"),
+        ("find = { key = \"\" }\n", "find.key", "what is found must name our key"),
+        ("find = { header = \"cookie\" }\n", "find.header", "cannot be used here"),
+        ("cancel = { semantics = \"maybe\" }\n", "cancel.semantics", "\"maybe\" is not known here"),
+        ("submit = { body = \"{{ body\" }\n", "submit.body", "template, line 1"),
+        ("submit = { body = \"{{ with(body, a=webhook.url) }}\" }\n", "submit.body", "there is no webhook"),
+        ("poll = { factor = 0.5 }\n", "poll.factor", "it must be 1 to 10"),
+        ("poll = { first = \"1m\" }\n", "poll.first", "it is longer than max = 30s"),
+        ("former_base_urls = [\"ftp://a\"]\n", "former_base_urls", "no http:// or https:// URL"),
+        ("adapter = \"http\"\n", "submit", "nothing is handed in"),
+    ] {
+        let problem = queue(keys).problem();
+        assert_eq!(problem.key, format!("provider.press.{key}"), "{keys}: {problem}");
+        assert!(problem.what.contains(what), "{keys}: {problem}");
+    }
+    let bare = "[provider.press]\nadapter = \"async_http\"\nbase_url = \"https://press.example\"\n";
+    assert_eq!(given(bare).problem().key, "provider.press.status");
+}
+
+#[test]
+fn a_webhook_needs_a_secret_an_address_and_somebody_who_tells_it() {
+    let body = "submit = { body = \"{{ with(body, hook=webhook.url) }}\" }\n";
+    let hook = |more: &str| {
+        format!("{body}webhook = {{ secret_env = \"PRESS_SECRET\"{more} }}\n[server]\npublic_url = \"https://jobs.example\"\n")
+    };
+    let secret = "0123456789abcdef";
+    assert!(queue(&hook("")).variable("PRESS_SECRET", secret).load().is_ok());
+    for (given, key, what) in [
+        (queue(&hook("")), "provider.press.webhook.secret_env", "it is not set"),
+        (queue(&hook("")).variable("PRESS_SECRET", "hunter2"), "provider.press.webhook.secret_env", "it has 7 bytes"),
+        (
+            queue(&hook(", tolerance = \"2h\"")).variable("PRESS_SECRET", secret),
+            "provider.press.webhook.tolerance",
+            "it must be 1s to 1h",
+        ),
+        (queue(&hook(", item = \"x\"")).variable("PRESS_SECRET", secret), "provider.press.webhook.item", "no JSON pointer"),
+        (
+            queue(&hook("").replace("https://jobs", "ftp://jobs")).variable("PRESS_SECRET", secret),
+            "server.public_url",
+            "no http:// or https:// URL",
+        ),
+        (
+            queue(hook("").split("[server]").next().unwrap()).variable("PRESS_SECRET", secret),
+            "server.public_url",
+            "it is missing, and provider.press.webhook needs it",
+        ),
+        (
+            queue(&hook("").replace(body, "")).variable("PRESS_SECRET", secret),
+            "provider.press.webhook",
+            "nothing tells the provider where to call",
+        ),
+    ] {
+        let problem = given.problem();
+        assert_eq!(problem.key, key, "{problem}");
+        assert!(problem.what.contains(what) && !problem.to_string().contains("hunter2"), "{problem}");
+    }
 }

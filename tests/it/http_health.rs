@@ -194,6 +194,7 @@ async fn the_description_and_the_router_have_the_same_paths() {
             .replace("{id}", "0198c0de-0000-8000-8000-000000000000")
             .replace("{number}", "1")
             .replace("{route}", "print")
+            .replace("{provider}", "patient")
             .replace("{rest}", "x");
         for (method, operation) in item.as_object().unwrap() {
             let method = method.to_uppercase();
@@ -231,6 +232,7 @@ async fn the_description_and_the_router_have_the_same_paths() {
         "POST /v1/jobs/{id}/attempts/{number}/running",
         "POST /v1/jobs/{id}/cancel",
         "POST /v1/jobs/{id}/reopen",
+        "POST /v1/webhooks/{provider}/{id}/{number}",
         "PUT /proxy/{route}/{rest}",
     ];
     assert_eq!(operations, expected.map(str::to_owned).into_iter().collect());

@@ -27,12 +27,14 @@ mod http_proxy;
 mod http_streams;
 mod http_support;
 mod http_wait;
+mod http_webhooks;
 #[cfg(feature = "failpoints")]
 mod killed;
 mod laws;
 mod model;
 mod private_redis;
 mod processes;
+mod provider_async;
 mod provider_http;
 mod random;
 mod real_model;

@@ -246,7 +246,7 @@ impl Hidden {
         &self.0
     }
 
-    fn hide(&self, body: Vec<u8>) -> Vec<u8> {
+    pub(super) fn hide(&self, body: Vec<u8>) -> Vec<u8> {
         self.0.iter().fold(body, |body, form| replace(body, form.as_bytes()))
     }
 

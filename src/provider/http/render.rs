@@ -11,7 +11,7 @@ use super::{ATTEMPT_HEADER, HttpOptions, HttpProblem, JOB_ID_HEADER};
 use crate::provider::{RenderError, Rendered, Request};
 
 /// Longest URL in bytes: what servers commonly accept as a request line.
-const URL_BYTES_MAX: usize = 8 << 10;
+pub(super) const URL_BYTES_MAX: usize = 8 << 10;
 /// Longest method in bytes.
 const METHOD_BYTES_MAX: usize = 32;
 
@@ -35,10 +35,10 @@ impl Origin {
 pub(super) struct Base {
     pub(super) origin: Origin,
     /// The base URL without a slash at its end.
-    url: String,
-    path: String,
+    pub(super) url: String,
+    pub(super) path: String,
     method: String,
-    headers: Vec<(String, String)>,
+    pub(super) headers: Vec<(String, String)>,
     idempotency_header: Option<String>,
 }
 
@@ -136,7 +136,7 @@ pub(super) fn is_reserved(name: &str) -> bool {
         )
 }
 
-fn origin(base_url: &str) -> Result<Origin, HttpProblem> {
+pub(super) fn origin(base_url: &str) -> Result<Origin, HttpProblem> {
     let refused = || HttpProblem::BaseUrl(base_url.to_owned());
     let uri: http::Uri = base_url.parse().map_err(|_| refused())?;
     let mut parts = uri.into_parts();
@@ -166,7 +166,7 @@ fn is_value(value: &str) -> bool {
 ///
 /// Servers differ in what they decode and normalize, so the path is judged as the most eager of them would read it: decoded until
 /// nothing changes, `\` as `/`, `;…` cut off each segment.
-fn check_target(target: &str) -> Result<(), RenderError> {
+pub(super) fn check_target(target: &str) -> Result<(), RenderError> {
     let refused = |why: &str| Err(RenderError(format!("target {:?} {why}", shown(target))));
     if !target.starts_with('/') || target.starts_with("//") {
         return refused("must begin with one slash");

@@ -68,6 +68,52 @@ pub(super) struct Treatment {
     /// Bytes of a stream that are sent at once; 0 for an event.
     pub(super) part_bytes: usize,
     pub(super) marker: Marker,
+    pub(super) job: Queued,
+}
+
+/// How a job of the queue is treated, beyond that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Queued {
+    pub(super) run: Duration,
+    pub(super) end: End,
+    pub(super) cancels: Cancels,
+    /// How long after its end it is forgotten.
+    pub(super) forget: Option<Duration>,
+    /// The word for its state, whatever that is.
+    pub(super) report: Option<String>,
+    pub(super) id: Id,
+    pub(super) webhook: Webhook,
+}
+
+/// How a job ends that nobody cancels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Completed,
+    Failed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cancels {
+    /// A cancel stops it.
+    Stop,
+    /// It is acknowledged, and the job completes anyway.
+    AreIgnored,
+}
+
+/// What the submit's answer says of the job's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Id {
+    Plain,
+    Missing,
+    Hostile,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Webhook {
+    /// When the job has ended.
+    AtItsEnd,
+    /// And the submit's answer after it.
+    BeforeTheAnswer,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +173,15 @@ impl Treatment {
         pause: Duration::ZERO,
         part_bytes: 0,
         marker: Marker::Done,
+        job: Queued {
+            run: Duration::ZERO,
+            end: End::Completed,
+            cancels: Cancels::Stop,
+            forget: None,
+            report: None,
+            id: Id::Plain,
+            webhook: Webhook::AtItsEnd,
+        },
     };
 }
 
@@ -188,7 +243,7 @@ fn treatment(words: &[(&str, Option<&str>)]) -> Result<Treatment, String> {
         if named.contains(&name) {
             return Err(format!("{name} is said twice"));
         }
-        let exclusive = [VERDICTS, ENDINGS, MARKERS].into_iter().find(|group| group.contains(&name));
+        let exclusive = [VERDICTS, ENDINGS, MARKERS, IDS].into_iter().find(|group| group.contains(&name));
         if let Some(other) = exclusive.and_then(|group| named.iter().find(|other| group.contains(*other))) {
             return Err(format!("{other} and {name} exclude each other"));
         }
@@ -215,6 +270,14 @@ fn treatment(words: &[(&str, Option<&str>)]) -> Result<Treatment, String> {
             ("unmarked", None) => treatment.marker = Marker::Missing,
             ("stream_error", None) => treatment.marker = Marker::Error,
             ("echo_credential", None) => treatment.credential = Credential::Echoed,
+            ("run", Some(value)) => treatment.job.run = duration(value)?,
+            ("fail", None) => treatment.job.end = End::Failed,
+            ("stubborn", None) => treatment.job.cancels = Cancels::AreIgnored,
+            ("forget", Some(value)) => treatment.job.forget = Some(duration(value)?),
+            ("report", Some(value)) => treatment.job.report = Some(value.to_owned()),
+            ("no_id", None) => treatment.job.id = Id::Missing,
+            ("hostile_id", None) => treatment.job.id = Id::Hostile,
+            ("webhook_first", None) => treatment.job.webhook = Webhook::BeforeTheAnswer,
             ("refuse" | "random", _) => return Err(format!("{name} stands alone: {name}=…")),
             (name, Some(_)) if PLAIN.contains(&name) => return Err(format!("{name} takes no value")),
             (name, None) if VALUED.contains(&name) => return Err(format!("{name} needs a value: {name}=…")),
@@ -227,6 +290,7 @@ fn treatment(words: &[(&str, Option<&str>)]) -> Result<Treatment, String> {
 const VERDICTS: &[&str] = &["succeed", "status", "refuse_status", "jam"];
 const ENDINGS: &[&str] = &["drop", "half", "hang"];
 const MARKERS: &[&str] = &["unmarked", "stream_error"];
+const IDS: &[&str] = &["no_id", "hostile_id"];
 const PLAIN: &[&str] = &[
     "succeed",
     "jam",
@@ -239,9 +303,27 @@ const PLAIN: &[&str] = &[
     "echo_credential",
     "unmarked",
     "stream_error",
+    "fail",
+    "stubborn",
+    "no_id",
+    "hostile_id",
+    "webhook_first",
 ];
-const VALUED: &[&str] =
-    &["status", "refuse_status", "retry_after", "queue", "delay", "slow_body", "size", "chunks", "pause", "part_bytes"];
+const VALUED: &[&str] = &[
+    "status",
+    "refuse_status",
+    "retry_after",
+    "queue",
+    "delay",
+    "slow_body",
+    "size",
+    "chunks",
+    "pause",
+    "part_bytes",
+    "run",
+    "forget",
+    "report",
+];
 
 fn words_known() -> String {
     let mut words = [PLAIN, VALUED, &["refuse", "random"]].concat();
@@ -343,6 +425,9 @@ mod tests {
             ("random=x", "no whole number"),
             ("chunks=0", "from 1 to 100000"),
             ("unmarked,stream_error", "exclude each other"),
+            ("no_id,hostile_id", "no_id and hostile_id exclude each other"),
+            ("run", "run needs a value"),
+            ("stubborn=1", "stubborn takes no value"),
         ] {
             let error = text.parse::<Behaviour>().unwrap_err();
             assert!(error.problem.contains(problem), "{text}: {error}");

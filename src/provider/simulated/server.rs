@@ -33,7 +33,7 @@ use tower::ServiceExt as _;
 
 use super::behaviour::{Behaviour, Credential, Does, Ending, Executes, Framing, InvalidBehaviour, Json, Treatment};
 use super::chat::{self, Said};
-use super::{BEHAVIOUR_HEADER, BODY_BYTES_MAX, Entry, KEY_HEADER, Kind, Made, Mark, Refusal, Shared, Standing};
+use super::{BEHAVIOUR_HEADER, BODY_BYTES_MAX, Entry, KEY_HEADER, Kind, Made, Mark, Refusal, Shared, Standing, queue};
 use crate::fingerprint::{hex, sha256};
 use crate::provider::http::{ATTEMPT_HEADER, JOB_ID_HEADER};
 
@@ -47,10 +47,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const SLOW_BODY_PARTS: usize = 4;
 
 #[derive(Clone)]
-struct App {
-    shared: Arc<Shared>,
-    tasks: TaskTracker,
-    stop: CancellationToken,
+pub(super) struct App {
+    pub(super) shared: Arc<Shared>,
+    pub(super) tasks: TaskTracker,
+    pub(super) stop: CancellationToken,
 }
 
 /// Binds, and serves until told to stop. Connections are accepted when this returns, unless the default is to refuse them.
@@ -176,7 +176,7 @@ async fn connection(stream: TcpStream, router: Router, stop: CancellationToken, 
 #[derive(Clone)]
 struct Dropped;
 
-fn dropped() -> Response {
+pub(super) fn dropped() -> Response {
     let mut response = Response::new(Body::empty());
     response.extensions_mut().insert(Dropped);
     response
@@ -187,6 +187,9 @@ fn router(app: App) -> Router {
         .route("/ledger", get(read_ledger).delete(clear_ledger))
         .route("/behaviour", get(read_behaviour).put(set_behaviour))
         .route("/healthz", get(async || "ok\n"))
+        .route("/jobs", get(queue::list).post(queue::submit))
+        .route("/jobs/{id}", get(queue::read))
+        .route("/jobs/{id}/cancel", axum::routing::post(queue::cancel))
         .fallback(work)
         .layer(DefaultBodyLimit::disable())
         .with_state(app)
@@ -227,12 +230,12 @@ fn invalid(error: &InvalidBehaviour) -> Response {
     (StatusCode::BAD_REQUEST, axum::Json(refusal("invalid_behaviour", &error.to_string()))).into_response()
 }
 
-fn refusal(kind: &str, message: &str) -> Value {
+pub(super) fn refusal(kind: &str, message: &str) -> Value {
     json!({ "error": { "type": kind, "message": message } })
 }
 
 /// A request for work, as it arrived.
-struct Order {
+pub(super) struct Order {
     method: Method,
     path: String,
     headers: HeaderMap,
@@ -240,11 +243,11 @@ struct Order {
 }
 
 impl Order {
-    fn header(&self, name: &str) -> &str {
+    pub(super) fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 
-    fn json(&self) -> Map<String, Value> {
+    pub(super) fn json(&self) -> Map<String, Value> {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
 
@@ -292,15 +295,36 @@ impl Order {
     }
 }
 
+/// A request for work that is in the ledger.
+pub(super) struct Received {
+    pub(super) order: Order,
+    pub(super) treatment: Treatment,
+    pub(super) sequence: u64,
+    pub(super) authorization: Option<HeaderValue>,
+}
+
 async fn work(State(app): State<App>, request: Request) -> Response {
-    let (head, body) = request.into_parts();
-    let path = head.uri.path_and_query().map_or_else(String::new, ToString::to_string);
-    if matches!(head.method, Method::GET | Method::HEAD) {
+    if matches!(*request.method(), Method::GET | Method::HEAD) {
+        let path = request.uri().path_and_query().map_or_else(String::new, ToString::to_string);
         return axum::Json(json!({ "provider": app.shared.name, "path": path })).into_response();
     }
+    let Received { order, treatment, sequence, authorization } = match receive(&app, request).await {
+        Ok(received) => received,
+        Err(refused) => return *refused,
+    };
+    // On its own: once taken on, the work is done though the client goes away.
+    let made = app.tasks.spawn(execute(app.clone(), order, treatment.clone(), sequence)).await;
+    let Ok(Some(made)) = made else { return dropped() };
+    finish(&app, made, &treatment, sequence, authorization).await
+}
+
+/// Reads a request for work, and enters it into the ledger.
+pub(super) async fn receive(app: &App, request: Request) -> Result<Received, Box<Response>> {
+    let (head, body) = request.into_parts();
+    let path = head.uri.path_and_query().map_or_else(String::new, ToString::to_string);
     let body = match Limited::new(body, BODY_BYTES_MAX).collect().await {
         Ok(body) => body.to_bytes(),
-        Err(_) => return StatusCode::PAYLOAD_TOO_LARGE.into_response(),
+        Err(_) => return Err(Box::new(StatusCode::PAYLOAD_TOO_LARGE.into_response())),
     };
     let order = Order { method: head.method, path, headers: head.headers, body };
     let standing = app.shared.standing.borrow().default.clone();
@@ -313,20 +337,27 @@ async fn work(State(app): State<App>, request: Request) -> Response {
         Err(error) => {
             let sequence = app.shared.enter(order.entry("invalid".to_owned()));
             app.shared.mark(sequence, Mark::Answered);
-            return invalid(&error);
+            return Err(Box::new(invalid(&error)));
         }
     };
     let sequence = app.shared.enter(order.entry(text));
     let authorization = order.headers.get(header::AUTHORIZATION).cloned();
-    // On its own: once taken on, the work is done though the client goes away.
-    let made = app.tasks.spawn(execute(app.clone(), order, treatment.clone(), sequence)).await;
-    let Ok(Some(made)) = made else { return dropped() };
-    // From here on all is for the client, and ends with it.
+    Ok(Received { order, treatment, sequence, authorization })
+}
+
+/// Answers with what was made, or does not. From here on all is for the client, and ends with it.
+pub(super) async fn finish(
+    app: &App,
+    made: Made,
+    treatment: &Treatment,
+    sequence: u64,
+    authorization: Option<HeaderValue>,
+) -> Response {
     tokio::time::sleep(treatment.delay).await;
     match treatment.ending {
         Ending::Drop => dropped(),
         Ending::Hang => std::future::pending().await,
-        Ending::Answer | Ending::Half => answer(&app, made, &treatment, sequence, authorization),
+        Ending::Answer | Ending::Half => answer(app, made, treatment, sequence, authorization),
     }
 }
 
@@ -354,7 +385,7 @@ async fn execute(app: App, order: Order, treatment: Treatment, sequence: u64) ->
 }
 
 /// What an execution says of itself.
-fn executed(app: &App, order: &Order, number: u64, id: &str) -> Value {
+pub(super) fn executed(app: &App, order: &Order, number: u64, id: &str) -> Value {
     let mut value = json!({
         "id": id,
         "object": "execution",
@@ -382,7 +413,7 @@ fn chatted(app: &App, order: &Order, number: u64, id: &str, treatment: &Treatmen
     made(value, order, treatment)
 }
 
-fn made(mut value: Value, order: &Order, treatment: &Treatment) -> Made {
+pub(super) fn made(mut value: Value, order: &Order, treatment: &Treatment) -> Made {
     if treatment.credential == Credential::Echoed {
         value["authorization"] = json!(order.header("authorization"));
     }
