@@ -370,6 +370,10 @@ pub(crate) struct Activity {
 }
 
 impl Activity {
+    fn new() -> Arc<Self> {
+        Arc::new(Activity { in_flight: AtomicUsize::new(0), last: Mutex::new(Instant::now()) })
+    }
+
     fn touch(&self) {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
@@ -401,12 +405,13 @@ impl Drop for InFlight {
 async fn connection(stream: TcpStream, app: Arc<App>, router: Router, cut: CancellationToken) {
     // Latency only: without it everything works too.
     let _ = stream.set_nodelay(true);
-    let activity = Arc::new(Activity { in_flight: AtomicUsize::new(0), last: Mutex::new(Instant::now()) });
-    let seen = Arc::clone(&activity);
+    let activity = Activity::new();
+    // Of answers that come in parts: such a one is still being answered when its head is there.
+    let streams = Activity::new();
+    let (seen, parts) = (Arc::clone(&activity), Arc::clone(&streams));
     let service = service_fn(move |mut request: http::Request<Incoming>| {
         let (router, in_flight) = (router.clone(), InFlight::begin(&seen));
-        // For an answer that comes in parts: it is still being answered when its head is there.
-        request.extensions_mut().insert(Arc::clone(&seen));
+        request.extensions_mut().insert(Arc::clone(&parts));
         async move {
             let response = router.oneshot(request.map(Body::new)).await;
             drop(in_flight);
@@ -443,7 +448,7 @@ async fn connection(stream: TcpStream, app: Arc<App>, router: Router, cut: Cance
             _ = connection.as_mut() => return,
             () = app.stopping.cancelled() => break,
             () = old.as_mut() => break,
-            () = tokio::time::sleep(look_in) => match activity.idle() {
+            () = tokio::time::sleep(look_in) => match activity.idle().zip(streams.idle()).map(|(one, other)| one.min(other)) {
                 Some(idle) if idle >= idle_max => break,
                 Some(idle) => look_in = idle_max - idle,
                 None => look_in = idle_max,
@@ -453,14 +458,15 @@ async fn connection(stream: TcpStream, app: Arc<App>, router: Router, cut: Cance
     connection.as_mut().graceful_shutdown();
     let read_max = options.answer_read_max;
     let mut look_in = read_max;
+    streams.touch();
     loop {
         tokio::select! {
             _ = connection.as_mut() => return,
             () = cut.cancelled() => return,
-            () = tokio::time::sleep(look_in) => match activity.idle() {
+            // Nothing but a stream that is read puts the end off: it has an end of its own.
+            () = tokio::time::sleep(look_in) => match streams.idle() {
                 Some(idle) if idle >= read_max => return,
                 Some(idle) => look_in = read_max - idle,
-                // An answer still comes; what is waited for has an end of its own.
                 None => look_in = read_max,
             },
         }

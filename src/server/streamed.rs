@@ -21,7 +21,7 @@ struct BrokenOff;
 
 type Part = Result<Bytes, BrokenOff>;
 
-/// The body of a response that a reader fills; `activity` is of its connection.
+/// The body of a response that a reader fills; `activity` is that of its connection's streams.
 pub(crate) fn body(app: Arc<App>, reader: Reader, activity: Option<Arc<Activity>>) -> Body {
     let parts = stream::unfold(Some((app, reader)), |reading| async {
         let (app, mut reader) = reading?;

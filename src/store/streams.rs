@@ -1,8 +1,9 @@
 //! The parts of a streamed answer, for readers on other gateways than the one that receives it.
 //!
-//! A gateway whose clients wait for a job that runs elsewhere says so (a *want*, on the channel of wake-ups); the one that runs it then
-//! writes what has come so far, and each batch that comes, to a key of the attempt's own. Nobody asks: nothing is written. The key is
-//! a convenience that may be lost at any time: the result is the record's, and only the record says whether a stream was whole.
+//! A gateway whose clients wait for a job that runs elsewhere says so (a *want*, on the channel of wake-ups); the one that runs it
+//! then writes what has come so far, and each batch that comes, to a key of the attempt's own. Where nobody asks, nothing is written.
+//! The key is a convenience that may be lost at any time: the result is the record's, and only the record says whether a stream was
+//! whole.
 //!
 //! The first entry has the answer's head. The id of each other one is where its bytes begin, plus one: so a batch that is written
 //! again is refused as a repetition, and a reader sees a gap as a gap.
