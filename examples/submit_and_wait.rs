@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onejob::config::Timeouts;
+use onejob::config::{Http2, Timeouts};
 use onejob::job::{Class, Key, Owner, Rules};
 use onejob::policy::{FailoverOn, Gate, Plan};
 use onejob::provider::Request;
@@ -48,6 +48,7 @@ async fn main() -> Result<(), Error> {
             not_executed: vec![429],
             result_bytes_max: 16 << 20,
             ca_file: None,
+            http2: Http2::Off,
         },
     )?;
     let slot = ProviderSlot { name: "laser".to_owned(), provider: Arc::new(provider), total: timeouts.total, in_flight_max: 64 };

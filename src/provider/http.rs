@@ -4,8 +4,11 @@
 //! the kind of a library's error. Before the first byte: [`Outcome::NotSent`]. After it, anything but a complete answer that
 //! means something definite (`http/judge.rs`) is [`Outcome::Unknown`].
 //!
+//! Over HTTP/1.1 a call has a connection of its own (`http/connection.rs`), over HTTP/2 calls share one and each has its own evidence
+//! (`http/h2.rs`).
+//!
 //! Deliberately not here: repetition of any kind (a request is handed to the network at most once; only a connection that was
-//! found closed *before* that is replaced), redirects, content decoding, HTTP/2, proxies from the environment, concurrency limits
+//! found closed *before* that is replaced), redirects, content decoding, proxies from the environment, concurrency limits
 //! and circuit breaking (the runtime's), status and cancel calls.
 //!
 //! The table of outcomes is `docs/PROTOCOL.md`, "Outcomes".
@@ -22,11 +25,12 @@ use http_body_util::Full;
 use self::connection::Connector;
 use self::exchange::{Exchange, Exchanged};
 use self::judge::{Answer, Hidden, Judge};
-use crate::config::{ProviderEntry, Timeouts};
+use crate::config::{Http2, ProviderEntry, Timeouts};
 use crate::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request};
 
 mod connection;
 mod exchange;
+mod h2;
 mod judge;
 mod render;
 
@@ -61,6 +65,8 @@ pub struct HttpOptions {
     pub result_bytes_max: usize,
     /// A PEM file of the authorities to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
+    /// Whether it is spoken to in HTTP/2.
+    pub http2: Http2,
 }
 
 /// Largest answer, unless the options say otherwise.
@@ -86,6 +92,7 @@ impl HttpOptions {
             not_executed: entry.not_executed.clone(),
             result_bytes_max,
             ca_file: entry.ca_file.clone(),
+            http2: entry.http2,
         }
     }
 }
@@ -103,6 +110,7 @@ impl fmt::Debug for HttpOptions {
             .field("not_executed", &self.not_executed)
             .field("result_bytes_max", &self.result_bytes_max)
             .field("ca_file", &self.ca_file)
+            .field("http2", &self.http2)
             .finish()
     }
 }
@@ -148,9 +156,9 @@ pub enum HttpProblem {
     },
 }
 
-/// A provider behind one HTTP/1.1 origin.
+/// A provider behind one origin.
 ///
-/// Holds idle connections of its own; dropping it closes them.
+/// Holds connections of its own; dropping it closes those that are idle.
 pub struct HttpProvider {
     name: String,
     render: render::Base,
@@ -182,7 +190,7 @@ impl HttpProvider {
         }
         let authorization = options.bearer.as_deref().map(authorization).transpose()?;
         let render = render::Base::new(&options, idempotency_header.as_ref())?;
-        let connector = Connector::new(&render.origin, options.ca_file.as_deref())?;
+        let connector = Connector::new(&render.origin, options.ca_file.as_deref(), options.http2)?;
         Ok(HttpProvider {
             name: name.to_owned(),
             render,
@@ -202,7 +210,8 @@ impl HttpProvider {
             Exchanged::NotSent { reason } => Outcome::NotSent { reason },
             Exchanged::Lost { reason } => Outcome::Unknown { reason },
             Exchanged::Answered { head, body } => {
-                let answer = Answer { status: head.status, headers: &head.headers, body, method: request.method() };
+                let http::response::Parts { status, version, headers, .. } = &head;
+                let answer = Answer { status: *status, version: *version, headers, body, method: request.method() };
                 self.judge.judge(answer)
             }
         }

@@ -23,7 +23,7 @@
 //! | `retry_after=D` | adds `Retry-After`, in whole seconds |
 //! | `queue=D` | waits before it executes; goes on waiting, and executes, though the client went away |
 //! | `delay=D` | waits between executing and answering |
-//! | `drop` | closes the connection instead of answering |
+//! | `drop` | closes the connection instead of answering; over HTTP/2, resets the stream |
 //! | `half` | promises the whole answer, sends half of it and closes the connection |
 //! | `hang` | never answers |
 //! | `chunked` | frames the answer in chunks instead of with its length; with `half`, the last chunk never comes |
@@ -33,6 +33,8 @@
 //! | `echo_credential` | repeats the request's `Authorization` in body and headers |
 //! | `refuse`, `refuse=D` | default only: connecting is refused, for D or until told otherwise; over HTTP it needs D |
 //! | `random=SEED` | alone: draws one of the above, the same for the same seed, job and attempt (without a job: the same key) |
+//!
+//! It speaks HTTP/1.1, and HTTP/2 with a client that begins so.
 //!
 //! For example `delay=200ms,drop`: executes, waits, and closes the connection.
 //!

@@ -31,6 +31,7 @@ mod laws;
 mod model;
 mod private_redis;
 mod processes;
+mod provider_h2;
 mod provider_http;
 mod random;
 mod redis_faults;

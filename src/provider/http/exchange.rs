@@ -1,15 +1,18 @@
 //! One request handed to the network at most once, and what came back.
 //!
-//! The word on what was sent is the gate's (`connection.rs`), never an error's kind. What a complete answer *means* is not decided
+//! The word on what was sent is the gate's (`connection.rs`) or, on a connection that calls share, the witness' (`h2.rs`), never an
+//! error's kind. What a complete answer *means* is not decided
 //! here but in `judge.rs`.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body::Body as _;
+use http_body::Body;
 use http_body_util::{BodyExt as _, Full};
 
-use super::connection::{Connection, Connector, Left, Pool};
+use super::connection::{Connected, Connection, Connector, Left, Pool};
+use super::h2;
 use crate::config::Timeouts;
 use crate::failpoint::failpoint;
 use crate::provider::Fence;
@@ -22,6 +25,15 @@ const BODY_RESERVE_BYTES_MAX: usize = 1 << 20;
 enum Reused {
     Yes,
     No,
+}
+
+/// Why there is no head of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// The connection, or this request's part in it.
+    Connection,
+    /// The time for it.
+    Patience,
 }
 
 /// What came of a request.
@@ -45,47 +57,55 @@ pub(super) enum Exchanged {
     },
 }
 
+/// How an exchange went, for whoever may begin another one.
+enum Tried {
+    /// It is over.
+    Over(Exchanged),
+    /// Nothing left: its connection had ended before.
+    Nothing {
+        /// Why.
+        reason: String,
+    },
+}
+
 /// Requests to one origin.
 pub(super) struct Exchange {
     connector: Connector,
+    /// Idle connections of HTTP/1.1.
     pool: Pool,
+    /// The connection of HTTP/2, if the provider speaks it.
+    live: h2::Live,
     timeouts: Timeouts,
     result_bytes_max: usize,
 }
 
 impl Exchange {
     pub(super) fn new(connector: Connector, timeouts: Timeouts, result_bytes_max: usize) -> Self {
-        Exchange { connector, pool: Pool::default(), timeouts, result_bytes_max }
+        Exchange { connector, pool: Pool::default(), live: h2::Live::default(), timeouts, result_bytes_max }
     }
 
     /// Sends a request and reads its whole answer.
     pub(super) async fn send(&self, request: &http::Request<Full<Bytes>>, fence: &Fence, deadline: Instant) -> Exchanged {
         let clock = Clock::start(self.timeouts, deadline);
-        let mut idle = self.pool.take().await;
+        let mut kept = self.kept(&clock).await;
         loop {
-            // An idle connection that turns out to be closed before a byte was handed to it is replaced by a new one, once.
-            let (mut connection, reused) = match idle.take() {
+            // A kept connection that turns out to be closed before a byte was handed to it is replaced by a new one, once.
+            let (connection, reused) = match kept.take() {
                 Some(connection) => (connection, Reused::Yes),
                 None => match self.connect(&clock).await {
-                    Ok(connection) => (connection, Reused::No),
+                    Ok(connected) => connected,
                     Err(reason) => return Exchanged::NotSent { reason },
                 },
             };
             failpoint!("call.connected");
-            if let Err(fenced) = fence.check() {
-                return Exchanged::NotSent { reason: fenced.to_string() };
-            }
-            connection.gate.arm(fence.clone());
-            let head = clock.first_byte(connection.sender.send_request(request.clone())).await;
-            let reason = match head {
-                Ok(Ok(head)) => return self.receive(connection, head, &clock).await,
-                Ok(Err(error)) => lost(&error),
-                Err(timeout) => timeout,
+            let tried = match connection {
+                Connected::Alone(connection) => self.alone(connection, request, fence, &clock).await,
+                Connected::Beside(connection) => self.beside(&connection, request, fence, &clock).await,
             };
-            match (connection.gate.shut(), reused) {
-                (Left::MaybeSome, Reused::Yes | Reused::No) => return Exchanged::Lost { reason },
-                (Left::Nothing, Reused::Yes) => {}
-                (Left::Nothing, Reused::No) => {
+            match (tried, reused) {
+                (Tried::Over(exchanged), Reused::Yes | Reused::No) => return exchanged,
+                (Tried::Nothing { .. }, Reused::Yes) => {}
+                (Tried::Nothing { reason }, Reused::No) => {
                     let reason = fence.check().map_or_else(|fenced| fenced.to_string(), |()| reason);
                     return Exchanged::NotSent { reason };
                 }
@@ -93,13 +113,128 @@ impl Exchange {
         }
     }
 
-    async fn connect(&self, clock: &Clock) -> Result<Connection, String> {
-        clock.connect(self.connector.connect()).await?.map_err(|error| format!("connect: {error}"))
+    /// A connection that is there, if there is one.
+    async fn kept(&self, clock: &Clock) -> Option<Connected> {
+        match clock.connect(self.live.get()).await {
+            Ok(Some(connection)) => Some(Connected::Beside(connection)),
+            Ok(None) | Err(_) => self.pool.take().await.map(Connected::Alone),
+        }
+    }
+
+    /// A new connection; or, of HTTP/2, one that another call has just made.
+    async fn connect(&self, clock: &Clock) -> Result<(Connected, Reused), String> {
+        let connecting = async {
+            // One at a time, where calls may share what it makes.
+            let turn = self.connector.may_share().then(|| self.live.turn.lock());
+            let _turn = match turn {
+                Some(turn) => Some(turn.await),
+                None => None,
+            };
+            if let Some(connection) = self.live.get().await {
+                return Ok((Connected::Beside(connection), Reused::Yes));
+            }
+            let connected = self.connector.connect().await?;
+            if let Connected::Beside(connection) = &connected {
+                self.live.put(connection);
+            }
+            Ok((connected, Reused::No))
+        };
+        clock.connect(connecting).await?.map_err(|error: String| format!("connect: {error}"))
+    }
+
+    /// Sends a request on a connection that is its own meanwhile.
+    async fn alone(
+        &self,
+        mut connection: Connection,
+        request: &http::Request<Full<Bytes>>,
+        fence: &Fence,
+        clock: &Clock,
+    ) -> Tried {
+        if let Err(fenced) = fence.check() {
+            return Tried::Over(Exchanged::NotSent { reason: fenced.to_string() });
+        }
+        connection.gate.arm(fence.clone());
+        let head = clock.first_byte(connection.sender.send_request(request.clone())).await;
+        let reason = match head {
+            Ok(Ok(head)) => {
+                let (head, body) = head.into_parts();
+                let exchanged = self.receive(head, body, clock).await;
+                if let Exchanged::Answered { .. } = exchanged {
+                    if connection.gate.shut() == Left::Nothing {
+                        let reason = "reset: the provider answered before it was asked".to_owned();
+                        return Tried::Over(Exchanged::NotSent { reason });
+                    }
+                    self.pool.put(connection);
+                }
+                return Tried::Over(exchanged);
+            }
+            Ok(Err(error)) => lost(&error),
+            Err(timeout) => timeout,
+        };
+        match connection.gate.shut() {
+            Left::MaybeSome => Tried::Over(Exchanged::Lost { reason }),
+            Left::Nothing => Tried::Nothing { reason },
+        }
+    }
+
+    /// Sends a request on a connection that it shares.
+    async fn beside(
+        &self,
+        connection: &Arc<h2::Connection>,
+        request: &http::Request<Full<Bytes>>,
+        fence: &Fence,
+        clock: &Clock,
+    ) -> Tried {
+        let not_sent = |reason: String| Tried::Over(Exchanged::NotSent { reason });
+        let place = match clock.rest(connection.place()).await {
+            Ok(Some(place)) => place,
+            Ok(None) => {
+                self.live.retire(connection);
+                return Tried::Nothing { reason: "http2: the connection takes no more requests".to_owned() };
+            }
+            Err(timeout) => return not_sent(format!("{timeout}, waiting for room among the provider's streams")),
+        };
+        if let Err(fenced) = fence.check() {
+            return not_sent(fenced.to_string());
+        }
+        let (request, body) = match h2::request(request, &self.connector.origin).await {
+            Ok(request) => request,
+            Err(reason) => return not_sent(reason),
+        };
+        let mut asked = match place.ask(request, body, fence) {
+            Ok(asked) => asked,
+            Err(reason) => {
+                self.live.retire(connection);
+                return Tried::Nothing { reason };
+            }
+        };
+        let head = clock.first_byte(asked.head()).await;
+        let (reason, ended) = match head {
+            Ok(Ok((head, body))) => {
+                let body = asked.body(&head, body);
+                return Tried::Over(self.receive(head, body, clock).await);
+            }
+            Ok(Err(reason)) => (reason, Ended::Connection),
+            Err(timeout) => (timeout, Ended::Patience),
+        };
+        match asked.give_up() {
+            h2::Fate::NeverLeft => match fence.check() {
+                Ok(()) => {
+                    if ended == Ended::Connection {
+                        self.live.retire(connection);
+                    }
+                    Tried::Nothing { reason }
+                }
+                Err(fenced) => not_sent(fenced.to_string()),
+            },
+            h2::Fate::Refused => not_sent("refused: the provider did not look at the stream (REFUSED_STREAM)".to_owned()),
+            h2::Fate::GoneAway => not_sent("refused: the provider went away before it looked at the stream (GOAWAY)".to_owned()),
+            h2::Fate::MaybeArrived => Tried::Over(Exchanged::Lost { reason }),
+        }
     }
 
     /// Reads the answer's body.
-    async fn receive(&self, connection: Connection, head: http::Response<hyper::body::Incoming>, clock: &Clock) -> Exchanged {
-        let (head, mut body) = head.into_parts();
+    async fn receive(&self, head: http::response::Parts, mut body: impl Body<Data = Bytes> + Unpin, clock: &Clock) -> Exchanged {
         let declared = body.size_hint().lower();
         let mut bytes = Vec::with_capacity(usize::try_from(declared).unwrap_or(usize::MAX).min(BODY_RESERVE_BYTES_MAX));
         if declared > self.result_bytes_max as u64 {
@@ -122,10 +257,6 @@ impl Exchange {
             }
             bytes.extend_from_slice(&data);
         }
-        if connection.gate.shut() == Left::Nothing {
-            return Exchanged::NotSent { reason: "reset: the provider answered before it was asked".to_owned() };
-        }
-        self.pool.put(connection);
         Exchanged::Answered { head, body: bytes }
     }
 
@@ -172,6 +303,11 @@ impl Clock {
 
     async fn idle<F: Future>(&self, phase: F) -> Result<F::Output, String> {
         self.limit("idle", self.timeouts.idle, phase).await
+    }
+
+    /// For whatever may take all that is left.
+    async fn rest<F: Future>(&self, phase: F) -> Result<F::Output, String> {
+        self.limit("total", Duration::MAX, phase).await
     }
 
     async fn limit<F: Future>(&self, name: &str, limit: Duration, phase: F) -> Result<F::Output, String> {
