@@ -472,6 +472,19 @@ pub enum Adapter {
     Simulated,
 }
 
+/// Whether a provider is spoken to in HTTP/2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Http2 {
+    /// Never: a call has a connection of its own.
+    #[default]
+    Off,
+    /// If it agrees in the TLS handshake.
+    Alpn,
+    /// From the first byte: it is known to speak nothing else.
+    PriorKnowledge,
+}
+
 /// A provider.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -522,6 +535,8 @@ pub struct ProviderEntry {
     pub breaker: Option<Breaker>,
     /// A PEM file of the authorities to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
+    /// Whether it is spoken to in HTTP/2.
+    pub http2: Http2,
     /// For `simulated`: what it does.
     pub behaviour: Option<String>,
 }
@@ -552,6 +567,7 @@ impl Default for ProviderEntry {
             limits: Limits::default(),
             breaker: None,
             ca_file: None,
+            http2: Http2::Off,
             behaviour: None,
         }
     }

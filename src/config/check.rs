@@ -14,8 +14,9 @@ use http::{HeaderName, HeaderValue, Uri};
 use super::secret::without_credentials;
 use super::sources::{Environment, Read, shorten};
 use super::{
-    ATTEMPTS_MAX, Adapter, Breaker, Document, Effects, Executors, LINGER_MAX, Limits, NAME_BYTES_MAX, PROVIDERS_MAX, Problem,
-    ProviderEntry, ROUTES_MAX, RaceAfter, Reconcile, Redis, RetryBudget, Role, Route, Runtime, Secret, Server, quarantine_min,
+    ATTEMPTS_MAX, Adapter, Breaker, Document, Effects, Executors, Http2, LINGER_MAX, Limits, NAME_BYTES_MAX, PROVIDERS_MAX,
+    Problem, ProviderEntry, ROUTES_MAX, RaceAfter, Reconcile, Redis, RetryBudget, Role, Route, Runtime, Secret, Server,
+    quarantine_min,
 };
 use crate::job::{Class, Owner};
 use crate::policy::PERCENTILES;
@@ -462,6 +463,12 @@ impl Checker<'_> {
             self.breaker(&format!("{key}.breaker"), breaker);
         }
         self.stream(&format!("{key}.stream"), provider);
+        let secure = provider.base_url.get(..8).is_some_and(|scheme| scheme.eq_ignore_ascii_case("https://"));
+        if provider.http2 == Http2::Alpn && !secure {
+            let what = "the protocol is agreed on in a TLS handshake, and base_url is not https://";
+            let hint = "write prior_knowledge if it speaks HTTP/2 from the first byte, or leave it out";
+            self.refuse(&format!("{key}.http2"), Some(&"alpn"), what, hint);
+        }
         if let Some(file) = &provider.ca_file
             && let Err(error) = std::fs::File::open(file)
         {

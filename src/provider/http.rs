@@ -4,8 +4,11 @@
 //! the kind of a library's error. Before the first byte: [`Outcome::NotSent`]. After it, anything but a complete answer that
 //! means something definite (`http/judge.rs`) is [`Outcome::Unknown`].
 //!
+//! Over HTTP/1.1 a call has a connection of its own (`http/connection.rs`), over HTTP/2 calls share one and each has its own evidence
+//! (`http/h2.rs`).
+//!
 //! Deliberately not here: repetition of any kind (a request is handed to the network at most once; only a connection that was
-//! found closed *before* that is replaced), redirects, content decoding, HTTP/2, proxies from the environment, concurrency limits
+//! found closed *before* that is replaced), redirects, content decoding, proxies from the environment, concurrency limits
 //! and circuit breaking (the runtime's). What is asked about an attempt, and what the answer proves, is `asking.rs`.
 //!
 //! The table of outcomes is `docs/PROTOCOL.md`, "Outcomes".
@@ -25,7 +28,7 @@ use self::exchange::{Exchange, Exchanged};
 use self::judge::{Answer, Hidden, Judge};
 use self::render::Origin;
 use self::stream::Listener;
-use crate::config::{ProviderEntry, Stream, Timeouts};
+use crate::config::{Http2, ProviderEntry, Stream, Timeouts};
 use crate::job::JobId;
 use crate::provider::asking::{About, Asking};
 use crate::provider::{
@@ -35,6 +38,7 @@ use crate::provider::{
 mod about;
 mod connection;
 mod exchange;
+mod h2;
 mod judge;
 mod render;
 mod stream;
@@ -78,6 +82,8 @@ pub struct HttpOptions {
     pub asking: Asking,
     /// Base URLs that it had before: attempts that were sent there are asked about there, with the same credential.
     pub former_base_urls: Vec<String>,
+    /// Whether it is spoken to in HTTP/2.
+    pub http2: Http2,
 }
 
 /// Largest answer, unless the options say otherwise.
@@ -111,6 +117,7 @@ impl HttpOptions {
             ca_file: entry.ca_file.clone(),
             asking: Asking::from_entry(entry),
             former_base_urls: entry.former_base_urls.clone(),
+            http2: entry.http2,
         }
     }
 }
@@ -132,6 +139,7 @@ impl fmt::Debug for HttpOptions {
             .field("ca_file", &self.ca_file)
             .field("asking", &self.asking)
             .field("former_base_urls", &self.former_base_urls)
+            .field("http2", &self.http2)
             .finish()
     }
 }
@@ -177,9 +185,9 @@ pub enum HttpProblem {
     },
 }
 
-/// A provider behind one HTTP/1.1 origin.
+/// A provider behind one origin.
 ///
-/// Holds idle connections of its own; dropping it closes them.
+/// Holds connections of its own; dropping it closes those that are idle.
 pub struct HttpProvider {
     name: String,
     render: render::Base,
@@ -215,7 +223,7 @@ impl HttpProvider {
         }
         let authorization = options.bearer.as_deref().map(authorization).transpose()?;
         let render = render::Base::new(&options, idempotency_header.as_ref())?;
-        let connector = Connector::new(&render.origin, options.ca_file.as_deref())?;
+        let connector = Connector::new(&render.origin, options.ca_file.as_deref(), options.http2)?;
         let former = options.former_base_urls.iter().map(|url| Former::new(url, &options)).collect::<Result<_, _>>()?;
         Ok(HttpProvider {
             name: name.to_owned(),
@@ -244,7 +252,8 @@ impl HttpProvider {
             Exchanged::Answered { head, body } => match listener.seen() {
                 Some(seen) if request.method() != http::Method::HEAD => self.judge.judge_stream(&head, body, seen, &self.stream),
                 Some(_) | None => {
-                    let answer = Answer { status: head.status, headers: &head.headers, body, method: request.method() };
+                    let http::response::Parts { status, version, headers, .. } = &head;
+                    let answer = Answer { status: *status, version: *version, headers, body, method: request.method() };
                     self.judge.judge(answer)
                 }
             },

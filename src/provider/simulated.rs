@@ -36,7 +36,7 @@
 //! | `retry_after=D` | adds `Retry-After`, in whole seconds |
 //! | `queue=D` | waits before it executes; goes on waiting, and executes, though the client went away |
 //! | `delay=D` | waits between executing and answering |
-//! | `drop` | closes the connection instead of answering |
+//! | `drop` | closes the connection instead of answering; over HTTP/2, resets the stream |
 //! | `half` | promises the whole answer, sends half of it and closes the connection |
 //! | `hang` | never answers |
 //! | `chunked` | frames the answer in chunks instead of with its length; with `half`, the last chunk never comes |
@@ -61,6 +61,7 @@
 //!
 //! On a path that ends in `/chat/completions` the answer is an OpenAI-compatible chat completion, and with `"stream": true` in the
 //! request's body a stream of server-sent events. `half` of a stream is half of its parts, then the connection closes.
+//! It speaks HTTP/1.1, and HTTP/2 with a client that begins so.
 //!
 //! For example `delay=200ms,drop`: executes, waits, and closes the connection.
 //!

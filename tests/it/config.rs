@@ -138,6 +138,26 @@ fn what_a_route_requires_is_compiled_with_the_configuration() {
     }
 }
 
+#[test]
+fn http_2_is_agreed_on_over_tls_or_known_before() {
+    let provider = |keys: &str| with(&format!("[provider.ink]\n{keys}"));
+    for keys in [
+        "base_url = \"https://ink.example\"\nhttp2 = \"alpn\"",
+        "base_url = \"http://ink.example\"\nhttp2 = \"prior_knowledge\"",
+        "adapter = \"simulated\"\nhttp2 = \"prior_knowledge\"",
+        "base_url = \"http://ink.example\"\nhttp2 = \"off\"",
+    ] {
+        provider(keys).load().unwrap();
+    }
+    for keys in ["base_url = \"http://ink.example\"\nhttp2 = \"alpn\"", "adapter = \"simulated\"\nhttp2 = \"alpn\""] {
+        let problem = provider(keys).problem();
+        assert_eq!((problem.key.as_str(), problem.value.as_deref()), ("provider.ink.http2", Some("alpn")), "{problem}");
+        assert!(problem.what.contains("TLS handshake"), "{problem}");
+    }
+    let problem = provider("base_url = \"https://ink.example\"\nhttp2 = \"maybe\"").problem();
+    assert!(problem.what.contains("maybe") && problem.key == "provider.ink.http2", "{problem}");
+}
+
 fn with(addition: &str) -> Given {
     given(&format!("{BASE}{addition}"))
 }

@@ -35,6 +35,7 @@ mod model;
 mod private_redis;
 mod processes;
 mod provider_async;
+mod provider_h2;
 mod provider_http;
 mod random;
 mod real_model;

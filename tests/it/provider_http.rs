@@ -69,7 +69,7 @@ pub fn simulate(provider: &HttpProvider, behaviour: &str) -> Call {
     call
 }
 
-fn reason(outcome: &Outcome) -> &str {
+pub fn reason(outcome: &Outcome) -> &str {
     match outcome {
         Outcome::NotSent { reason }
         | Outcome::Rejected { reason, .. }
@@ -79,7 +79,7 @@ fn reason(outcome: &Outcome) -> &str {
     }
 }
 
-fn response(outcome: &Outcome) -> &Response {
+pub fn response(outcome: &Outcome) -> &Response {
     match outcome {
         Outcome::Rejected { response, .. } | Outcome::Succeeded { response, .. } => response,
         other => panic!("no response in {other:?}"),
@@ -87,12 +87,12 @@ fn response(outcome: &Outcome) -> &Response {
 }
 
 #[track_caller]
-fn assert_not_sent(outcome: &Outcome, prefix: &str) {
+pub fn assert_not_sent(outcome: &Outcome, prefix: &str) {
     assert!(matches!(outcome, Outcome::NotSent { .. }) && reason(outcome).starts_with(prefix), "{outcome:?}");
 }
 
 #[track_caller]
-fn assert_unknown(outcome: &Outcome, prefix: &str) {
+pub fn assert_unknown(outcome: &Outcome, prefix: &str) {
     assert!(matches!(outcome, Outcome::Unknown { .. }) && reason(outcome).starts_with(prefix), "{outcome:?}");
 }
 
@@ -827,7 +827,7 @@ fn options_that_cannot_work_are_refused_without_their_secret() {
 
 // TLS
 
-fn tls_file(name: &str) -> PathBuf {
+pub fn tls_file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/tls").join(name)
 }
 

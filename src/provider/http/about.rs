@@ -30,7 +30,7 @@ pub(super) struct Former {
 impl Former {
     pub(super) fn new(base_url: &str, options: &HttpOptions) -> Result<Self, HttpProblem> {
         let origin = render::origin(base_url)?;
-        let connector = Connector::new(&origin, options.ca_file.as_deref())?;
+        let connector = Connector::new(&origin, options.ca_file.as_deref(), options.http2)?;
         let exchange = Exchange::new(connector, options.timeouts, options.result_bytes_max);
         Ok(Former { url: base_url.trim_end_matches('/').to_owned(), origin, exchange })
     }
@@ -74,7 +74,7 @@ impl HttpProvider {
         let question = self.asking.question(About::Result, &sent)?;
         let (head, body) = self.put(&question, &sent).await?;
         let method = Method::from_bytes(question.method.as_bytes()).map_err(|_| "its method is none".to_owned())?;
-        let answer = Answer { status: head.status, headers: &head.headers, body, method: &method };
+        let answer = Answer { status: head.status, version: head.version, headers: &head.headers, body, method: &method };
         match self.judge.judge(answer) {
             Outcome::Succeeded { response, model, .. } => {
                 let remote_id = Some(remote_id).filter(|id| !id.is_empty());

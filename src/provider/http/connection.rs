@@ -26,8 +26,9 @@ use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
 use tower_service::Service as _;
 
-use super::HttpProblem;
 use super::render::Origin;
+use super::{HttpProblem, h2};
+use crate::config::Http2;
 use crate::failpoint::failpoint;
 use crate::provider::Fence;
 
@@ -40,9 +41,12 @@ const IDLE_LIFETIME: Duration = Duration::from_secs(4);
 /// body.
 const READY_MAX: Duration = Duration::from_millis(20);
 /// Largest head of an answer.
-const HEAD_BYTES_MAX: usize = 64 << 10;
+pub(super) const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Most header lines of an answer.
-const HEADERS_MAX: usize = 128;
+pub(super) const HEADERS_MAX: usize = 128;
+
+/// HTTP/2 in a TLS handshake (RFC 9113, 3.2).
+const ALPN_HTTP2: &[u8] = b"h2";
 
 /// Whether anything of a request may have reached the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,11 +159,20 @@ impl Pool {
 /// Makes connections to one origin.
 pub(super) struct Connector {
     connector: HttpsConnector<HttpConnector>,
-    origin: http::Uri,
+    pub(super) origin: http::Uri,
+    http2: Http2,
+}
+
+/// A new connection, in the protocol that was agreed on.
+pub(super) enum Connected {
+    /// HTTP/1.1: one request at a time.
+    Alone(Connection),
+    /// HTTP/2: requests beside each other.
+    Beside(Arc<h2::Connection>),
 }
 
 impl Connector {
-    pub(super) fn new(origin: &Origin, ca_file: Option<&Path>) -> Result<Self, HttpProblem> {
+    pub(super) fn new(origin: &Origin, ca_file: Option<&Path>, http2: Http2) -> Result<Self, HttpProblem> {
         let ring = Arc::new(rustls::crypto::ring::default_provider());
         let versions = ClientConfig::builder_with_provider(ring)
             .with_safe_default_protocol_versions()
@@ -176,16 +189,46 @@ impl Connector {
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
-        let builder = hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(trusting.with_no_client_auth());
-        let builder = if secure { builder.https_only() } else { builder.https_or_http() };
-        Ok(Connector { connector: builder.enable_http1().wrap_connector(tcp), origin: origin.uri.clone() })
+        let mut tls = trusting.with_no_client_auth();
+        tls.alpn_protocols = match http2 {
+            Http2::Off => Vec::new(),
+            Http2::Alpn => vec![ALPN_HTTP2.to_vec(), b"http/1.1".to_vec()],
+            Http2::PriorKnowledge => vec![ALPN_HTTP2.to_vec()],
+        };
+        // What is secure is decided by the origin's scheme, and all requests have that origin.
+        Ok(Connector { connector: HttpsConnector::from((tcp, tls)), origin: origin.uri.clone(), http2 })
     }
 
-    /// Connects: name, TCP, TLS. The error is in words that hold nothing from the request.
-    pub(super) async fn connect(&self) -> Result<Connection, String> {
+    /// Connects: name, TCP, TLS, and for HTTP/2 the provider's settings. The error is in words that hold nothing from the request.
+    pub(super) async fn connect(&self) -> Result<Connected, String> {
         let mut connector = self.connector.clone();
         std::future::poll_fn(|context| connector.poll_ready(context)).await.map_err(|error| chain(error.as_ref()))?;
         let stream = connector.call(self.origin.clone()).await.map_err(|error| chain(error.as_ref()))?;
+        let agreed = match &stream {
+            MaybeHttpsStream::Http(_) => None,
+            MaybeHttpsStream::Https(tls) => Some(tls.inner().get_ref().1.alpn_protocol() == Some(ALPN_HTTP2)),
+        };
+        match (self.http2, agreed) {
+            (Http2::Off, _) | (Http2::Alpn, Some(false) | None) => Self::alone(stream).await.map(Connected::Alone),
+            (Http2::Alpn, Some(true)) | (Http2::PriorKnowledge, Some(true) | None) => {
+                // On the heap: the handshake's state is large.
+                Box::pin(h2::Connection::open(stream)).await.map(Connected::Beside)
+            }
+            (Http2::PriorKnowledge, Some(false)) => {
+                Err("http2: the provider did not agree to it in the TLS handshake".to_owned())
+            }
+        }
+    }
+
+    /// Whether what it makes may be shared by several calls.
+    pub(super) fn may_share(&self) -> bool {
+        match self.http2 {
+            Http2::Off => false,
+            Http2::Alpn | Http2::PriorKnowledge => true,
+        }
+    }
+
+    async fn alone(stream: MaybeHttpsStream<TokioIo<TcpStream>>) -> Result<Connection, String> {
         let gate = Gate::new();
         let gated = Gated { stream, gate: gate.clone(), used: Used::Never };
         let (sender, connection) = Builder::new()

@@ -1,15 +1,18 @@
 //! One request handed to the network at most once, and what came back.
 //!
-//! The word on what was sent is the gate's (`connection.rs`), never an error's kind. What a complete answer *means* is not decided
+//! The word on what was sent is the gate's (`connection.rs`) or, on a connection that calls share, the witness' (`h2.rs`), never an
+//! error's kind. What a complete answer *means* is not decided
 //! here but in `judge.rs`.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body::Body as _;
+use http_body::Body;
 use http_body_util::{BodyExt as _, Full};
 
-use super::connection::{Connection, Connector, Left, Pool};
+use super::connection::{Connected, Connection, Connector, Left, Pool};
+use super::h2;
 use super::stream::Listener;
 use crate::config::Timeouts;
 use crate::failpoint::failpoint;
@@ -30,6 +33,15 @@ enum Reused {
 enum Late {
     Listens,
     GivesUp,
+}
+
+/// Why there is no head of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// The connection, or this request's part in it.
+    Connection,
+    /// The time for it.
+    Patience,
 }
 
 /// What came of a request.
@@ -53,17 +65,31 @@ pub(super) enum Exchanged {
     },
 }
 
+/// How an exchange went, for whoever may begin another one.
+enum Tried {
+    /// It is over.
+    Over(Exchanged),
+    /// Nothing left: its connection had ended before.
+    Nothing {
+        /// Why.
+        reason: String,
+    },
+}
+
 /// Requests to one origin.
 pub(super) struct Exchange {
     connector: Connector,
+    /// Idle connections of HTTP/1.1.
     pool: Pool,
+    /// The connection of HTTP/2, if the provider speaks it.
+    live: h2::Live,
     timeouts: Timeouts,
     result_bytes_max: usize,
 }
 
 impl Exchange {
     pub(super) fn new(connector: Connector, timeouts: Timeouts, result_bytes_max: usize) -> Self {
-        Exchange { connector, pool: Pool::default(), timeouts, result_bytes_max }
+        Exchange { connector, pool: Pool::default(), live: h2::Live::default(), timeouts, result_bytes_max }
     }
 
     /// Sends a request and reads its whole answer, which the listener hears as it comes.
@@ -77,38 +103,25 @@ impl Exchange {
         listener: &mut Listener<'_>,
     ) -> Exchanged {
         let mut clock = Clock::start(self.timeouts, deadline);
-        let mut idle = self.pool.take().await;
+        let mut kept = self.kept(&clock).await;
         loop {
-            // An idle connection that turns out to be closed before a byte was handed to it is replaced by a new one, once.
-            let (mut connection, reused) = match idle.take() {
+            // A kept connection that turns out to be closed before a byte was handed to it is replaced by a new one, once.
+            let (connection, reused) = match kept.take() {
                 Some(connection) => (connection, Reused::Yes),
                 None => match self.connect(&clock).await {
-                    Ok(connection) => (connection, Reused::No),
+                    Ok(connected) => connected,
                     Err(reason) => return Exchanged::NotSent { reason },
                 },
             };
             failpoint!("call.connected");
-            if let Err(fenced) = fence.check() {
-                return Exchanged::NotSent { reason: fenced.to_string() };
-            }
-            connection.gate.arm(fence.clone());
-            let mut sending = std::pin::pin!(connection.sender.send_request(request.clone()));
-            let mut head = clock.first_byte(&mut sending).await;
-            if let Err(timeout) = &head
-                && connection.gate.left() == Left::MaybeSome
-                && clock.linger(listener.told(), timeout).await == Late::Listens
-            {
-                head = clock.first_byte(sending).await;
-            }
-            let reason = match head {
-                Ok(Ok(head)) => return self.receive(connection, head, clock, listener).await,
-                Ok(Err(error)) => lost(&error),
-                Err(timeout) => timeout,
+            let tried = match connection {
+                Connected::Alone(connection) => self.alone(connection, request, fence, &mut clock, listener).await,
+                Connected::Beside(connection) => self.beside(&connection, request, fence, &mut clock, listener).await,
             };
-            match (connection.gate.shut(), reused) {
-                (Left::MaybeSome, Reused::Yes | Reused::No) => return Exchanged::Lost { reason },
-                (Left::Nothing, Reused::Yes) => {}
-                (Left::Nothing, Reused::No) => {
+            match (tried, reused) {
+                (Tried::Over(exchanged), Reused::Yes | Reused::No) => return exchanged,
+                (Tried::Nothing { .. }, Reused::Yes) => {}
+                (Tried::Nothing { reason }, Reused::No) => {
                     let reason = fence.check().map_or_else(|fenced| fenced.to_string(), |()| reason);
                     return Exchanged::NotSent { reason };
                 }
@@ -116,19 +129,150 @@ impl Exchange {
         }
     }
 
-    async fn connect(&self, clock: &Clock) -> Result<Connection, String> {
-        clock.connect(self.connector.connect()).await?.map_err(|error| format!("connect: {error}"))
+    /// A connection that is there, if there is one.
+    async fn kept(&self, clock: &Clock) -> Option<Connected> {
+        match clock.connect(self.live.get()).await {
+            Ok(Some(connection)) => Some(Connected::Beside(connection)),
+            Ok(None) | Err(_) => self.pool.take().await.map(Connected::Alone),
+        }
+    }
+
+    /// A new connection; or, of HTTP/2, one that another call has just made.
+    async fn connect(&self, clock: &Clock) -> Result<(Connected, Reused), String> {
+        let connecting = async {
+            // One at a time, where calls may share what it makes.
+            let turn = self.connector.may_share().then(|| self.live.turn.lock());
+            let _turn = match turn {
+                Some(turn) => Some(turn.await),
+                None => None,
+            };
+            if let Some(connection) = self.live.get().await {
+                return Ok((Connected::Beside(connection), Reused::Yes));
+            }
+            let connected = self.connector.connect().await?;
+            if let Connected::Beside(connection) = &connected {
+                self.live.put(connection);
+            }
+            Ok((connected, Reused::No))
+        };
+        clock.connect(connecting).await?.map_err(|error: String| format!("connect: {error}"))
+    }
+
+    /// Sends a request on a connection that is its own meanwhile.
+    async fn alone(
+        &self,
+        mut connection: Connection,
+        request: &http::Request<Full<Bytes>>,
+        fence: &Fence,
+        clock: &mut Clock,
+        listener: &mut Listener<'_>,
+    ) -> Tried {
+        if let Err(fenced) = fence.check() {
+            return Tried::Over(Exchanged::NotSent { reason: fenced.to_string() });
+        }
+        connection.gate.arm(fence.clone());
+        let mut sending = std::pin::pin!(connection.sender.send_request(request.clone()));
+        let mut head = clock.first_byte(&mut sending).await;
+        if let Err(timeout) = &head
+            && connection.gate.left() == Left::MaybeSome
+            && clock.linger(listener.told(), timeout).await == Late::Listens
+        {
+            head = clock.first_byte(sending).await;
+        }
+        let reason = match head {
+            Ok(Ok(head)) => {
+                let (head, body) = head.into_parts();
+                let exchanged = self.receive(head, body, clock, listener).await;
+                if let Exchanged::Answered { .. } = exchanged {
+                    if connection.gate.shut() == Left::Nothing {
+                        let reason = "reset: the provider answered before it was asked".to_owned();
+                        return Tried::Over(Exchanged::NotSent { reason });
+                    }
+                    self.pool.put(connection);
+                }
+                return Tried::Over(exchanged);
+            }
+            Ok(Err(error)) => lost(&error),
+            Err(timeout) => timeout,
+        };
+        match connection.gate.shut() {
+            Left::MaybeSome => Tried::Over(Exchanged::Lost { reason }),
+            Left::Nothing => Tried::Nothing { reason },
+        }
+    }
+
+    /// Sends a request on a connection that it shares.
+    async fn beside(
+        &self,
+        connection: &Arc<h2::Connection>,
+        request: &http::Request<Full<Bytes>>,
+        fence: &Fence,
+        clock: &mut Clock,
+        listener: &mut Listener<'_>,
+    ) -> Tried {
+        let not_sent = |reason: String| Tried::Over(Exchanged::NotSent { reason });
+        let place = match clock.rest(connection.place()).await {
+            Ok(Some(place)) => place,
+            Ok(None) => {
+                self.live.retire(connection);
+                return Tried::Nothing { reason: "http2: the connection takes no more requests".to_owned() };
+            }
+            Err(timeout) => return not_sent(format!("{timeout}, waiting for room among the provider's streams")),
+        };
+        if let Err(fenced) = fence.check() {
+            return not_sent(fenced.to_string());
+        }
+        let (request, body) = match h2::request(request, &self.connector.origin).await {
+            Ok(request) => request,
+            Err(reason) => return not_sent(reason),
+        };
+        let mut asked = match place.ask(request, body, fence) {
+            Ok(asked) => asked,
+            Err(reason) => {
+                self.live.retire(connection);
+                return Tried::Nothing { reason };
+            }
+        };
+        let mut head = clock.first_byte(asked.head()).await;
+        // What has not left by now never will; of what has, an answer may still come.
+        if let Err(timeout) = &head
+            && asked.give_up() == h2::Fate::MaybeArrived
+            && clock.linger(listener.told(), timeout).await == Late::Listens
+        {
+            head = clock.first_byte(asked.head()).await;
+        }
+        let (reason, ended) = match head {
+            Ok(Ok((head, body))) => {
+                let body = asked.body(&head, body);
+                return Tried::Over(self.receive(head, body, clock, listener).await);
+            }
+            Ok(Err(reason)) => (reason, Ended::Connection),
+            Err(timeout) => (timeout, Ended::Patience),
+        };
+        match asked.give_up() {
+            h2::Fate::NeverLeft => match fence.check() {
+                Ok(()) => {
+                    if ended == Ended::Connection {
+                        self.live.retire(connection);
+                    }
+                    Tried::Nothing { reason }
+                }
+                Err(fenced) => not_sent(fenced.to_string()),
+            },
+            h2::Fate::Refused => not_sent("refused: the provider did not look at the stream (REFUSED_STREAM)".to_owned()),
+            h2::Fate::GoneAway => not_sent("refused: the provider went away before it looked at the stream (GOAWAY)".to_owned()),
+            h2::Fate::MaybeArrived => Tried::Over(Exchanged::Lost { reason }),
+        }
     }
 
     /// Reads the answer's body.
     async fn receive(
         &self,
-        connection: Connection,
-        head: http::Response<hyper::body::Incoming>,
-        mut clock: Clock,
+        head: http::response::Parts,
+        mut body: impl Body<Data = Bytes> + Unpin,
+        clock: &mut Clock,
         listener: &mut Listener<'_>,
     ) -> Exchanged {
-        let (head, mut body) = head.into_parts();
         let declared = body.size_hint().lower();
         let mut bytes = Vec::with_capacity(usize::try_from(declared).unwrap_or(usize::MAX).min(BODY_RESERVE_BYTES_MAX));
         if declared > self.result_bytes_max as u64 {
@@ -143,7 +287,6 @@ impl Exchange {
                     let reason = format!("truncated: {}, then {} bytes of a longer body", head.status.as_u16(), bytes.len());
                     return Exchanged::Lost { reason };
                 }
-                Err(reason) if connection.gate.left() == Left::Nothing => return Exchanged::Lost { reason },
                 Err(reason) => match clock.linger(listener.told(), &reason).await {
                     Late::Listens => continue,
                     Late::GivesUp => return Exchanged::Lost { reason },
@@ -157,10 +300,6 @@ impl Exchange {
             listener.part(data, &mut bytes).await;
         }
         listener.end(&mut bytes);
-        if connection.gate.shut() == Left::Nothing {
-            return Exchanged::NotSent { reason: "reset: the provider answered before it was asked".to_owned() };
-        }
-        self.pool.put(connection);
         Exchanged::Answered { head, body: bytes }
     }
 
@@ -221,6 +360,11 @@ impl Clock {
 
     async fn idle<F: Future>(&self, phase: F) -> Result<F::Output, String> {
         self.limit("idle", self.timeouts.idle, phase).await
+    }
+
+    /// For whatever may take all that is left.
+    async fn rest<F: Future>(&self, phase: F) -> Result<F::Output, String> {
+        self.limit("total", Duration::MAX, phase).await
     }
 
     async fn limit<F: Future>(&self, name: &str, limit: Duration, phase: F) -> Result<F::Output, String> {

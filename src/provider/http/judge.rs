@@ -20,7 +20,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::header::{self, HeaderMap, HeaderName};
-use http::{Method, StatusCode};
+use http::{Method, StatusCode, Version};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
@@ -38,6 +38,8 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 /// A complete exchange's answer.
 pub(super) struct Answer<'a> {
     pub(super) status: StatusCode,
+    /// HTTP/2 says by itself where a body ends.
+    pub(super) version: Version,
     pub(super) headers: &'a HeaderMap,
     pub(super) body: Vec<u8>,
     pub(super) method: &'a Method,
@@ -69,7 +71,11 @@ impl Judge {
         if !bare && !coded && declares_json(answer.headers) && json.is_none() {
             return Outcome::Unknown { reason: format!("bad_json: {status} declares JSON and its body is none") };
         }
-        if !bare && !is_framed(answer.headers) && !json.is_some_and(|text| text.starts_with(['{', '[', '"'])) {
+        if !bare
+            && answer.version != Version::HTTP_2
+            && !is_framed(answer.headers)
+            && !json.is_some_and(|text| text.starts_with(['{', '[', '"']))
+        {
             return Outcome::Unknown { reason: format!("truncated: {status} with a body that has neither length nor end") };
         }
         let named = if declares_json(answer.headers) { json.map(Named::read).unwrap_or_default() } else { Named::default() };
@@ -279,7 +285,7 @@ mod tests {
         let headers: HeaderMap =
             headers.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap())).collect();
         let status = StatusCode::from_u16(status).unwrap();
-        judge.judge(Answer { status, headers: &headers, body: body.into(), method: &Method::POST })
+        judge.judge(Answer { status, version: Version::HTTP_11, headers: &headers, body: body.into(), method: &Method::POST })
     }
 
     #[test]

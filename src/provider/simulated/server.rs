@@ -20,9 +20,9 @@ use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -43,6 +43,8 @@ const BACKLOG: u32 = 1024;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to wait after an accept that failed, such as for too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Most requests at once on a connection of HTTP/2.
+const STREAMS_MAX: u32 = 1000;
 /// In how many parts `slow_body` sends an answer.
 const SLOW_BODY_PARTS: usize = 4;
 
@@ -154,10 +156,11 @@ async fn connection(stream: TcpStream, router: Router, stop: CancellationToken, 
             if response.extensions().get::<Dropped>().is_some() { Err(io::Error::other("dropped")) } else { Ok(response) }
         }
     });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), service);
+    // Both versions of HTTP, as the client begins.
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(STREAMS_MAX);
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
     tokio::select! {
         biased;
