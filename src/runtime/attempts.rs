@@ -81,9 +81,9 @@ pub(crate) struct Running {
     /// How long input and result are kept from the end of the job.
     pub(super) bytes_life: Duration,
     /// Whether its time is over and its call listens on for a late answer.
-    pub(super) overdue: AtomicBool,
+    pub(super) overdue: CancellationToken,
     /// Whether it is written down as unknown though its call goes on.
-    pub(super) noted_unknown: AtomicBool,
+    pub(super) noted_unknown: CancellationToken,
     /// Whether it has ended, and the store is yet to take it.
     pub(super) in_hand: AtomicBool,
     /// Whether somebody asked to cancel its job, as of the last heartbeat.
@@ -161,8 +161,8 @@ impl Running {
             strip_after_ms: if rules.retention_ms < rules.key_life_ms { rules.retention_ms } else { 0 },
             input: work.input.clone(),
             bytes_life: bytes_life(rules),
-            overdue: AtomicBool::new(false),
-            noted_unknown: AtomicBool::new(false),
+            overdue: CancellationToken::new(),
+            noted_unknown: CancellationToken::new(),
             in_hand: AtomicBool::new(false),
             canceling: AtomicBool::new(false),
             raced: AtomicBool::new(false),
@@ -306,8 +306,21 @@ pub(crate) async fn drive(
         }
         let called = Instant::now();
         room.share.spend();
-        let outcome = call(&runtime, &work, &attempt, rendered).await;
-        room.tell(&attempt, &outcome);
+        let outcome = {
+            let mut calling = std::pin::pin!(call(&runtime, &work, &attempt, rendered));
+            tokio::select! {
+                biased;
+                outcome = &mut calling => {
+                    room.tell(&attempt, &outcome);
+                    outcome
+                }
+                () = attempt.overdue.cancelled() => {
+                    // What it says late does not change that it was late.
+                    room.tell(&attempt, &Outcome::Unknown { reason: String::new() });
+                    calling.await
+                }
+            }
+        };
         failpoint!("call.answered");
         if work.route.tracked.is_some() && matches!(outcome, Outcome::Succeeded { .. }) {
             runtime.latencies.of(&work.route.name, &attempt.lane.slot.name).add(called.elapsed());
@@ -590,11 +603,13 @@ pub(crate) async fn heartbeat(runtime: Arc<Inner>, attempt: Arc<Running>) {
 pub(crate) async fn shut_down(runtime: &Arc<Inner>, drain: Duration) -> Drained {
     runtime.stopping.cancel();
     runtime.work.close();
-    let mut drained = Drained { running: runtime.running().len(), ..Drained::default() };
+    // Those that are written down as unknown already only listened on.
+    let unnoted = |attempt: &&Arc<Running>| !attempt.noted_unknown.is_cancelled();
+    let mut drained = Drained { running: runtime.running().values().filter(unnoted).count(), ..Drained::default() };
     if tokio::time::timeout(drain, runtime.work.wait()).await.is_err() {
         // What has ended is no longer unknown, though the store does not know it yet.
         let unended = |attempt: &&Arc<Running>| !attempt.in_hand.load(Ordering::Relaxed);
-        let left: Vec<Arc<Running>> = runtime.running().values().filter(unended).cloned().collect();
+        let left: Vec<Arc<Running>> = runtime.running().values().filter(unended).filter(unnoted).cloned().collect();
         let words = left.iter().map(|attempt| async move {
             let reason = "gateway stopped before the provider answered".to_owned();
             let verdict = Verdict::plain(FinishOutcome::Unknown, reason);

@@ -1,7 +1,6 @@
 //! What a provider says of a call before its outcome: heard while the call runs.
 
 use std::pin::pin;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -55,8 +54,12 @@ async fn hear_into(
         tokio::select! {
             outcome = &mut outcome => break outcome,
             () = &mut listening, if listens => listens = false,
+            // What is known of it is written down; a stop does not wait for what may never come.
+            () = async { attempt.noted_unknown.cancelled().await; runtime.stopping.cancelled().await } => {
+                break Outcome::Unknown { reason: "the gateway stopped".to_owned() };
+            }
             // One that has said that its time is over listens for a late answer, in its own time.
-            () = tokio::time::sleep_until(bound.into()) => match attempt.overdue.load(Ordering::Relaxed) {
+            () = tokio::time::sleep_until(bound.into()) => match attempt.overdue.is_cancelled() {
                 true if bound < deadline + LINGER_MAX => bound = deadline + LINGER_MAX,
                 _ => break Outcome::Unknown { reason: "timeout: the adapter did not keep its deadline".to_owned() },
             },
@@ -87,7 +90,7 @@ async fn listen(runtime: &Arc<Inner>, attempt: &Arc<Running>, mut heard: Receive
             None => break,
             Some(Told::Accepted { remote_id }) => accepted(runtime, attempt, remote_id),
             Some(Told::Overdue { reason }) => {
-                attempt.overdue.store(true, Ordering::Relaxed);
+                attempt.overdue.cancel();
                 noting = OptionFuture::from(Some(async move { verdict::overdue(runtime, attempt, &reason).await }.boxed()));
             }
             Some(Told::Head { status, headers }) => writing.begin(&attempt.lane.slot.name, status, headers),

@@ -89,7 +89,7 @@ pub(super) async fn conclude(
     let in_hand = InHand::take(runtime, attempt);
     let outcome = checks::checked(&work.route, &work.request.body, outcome).await;
     drop(in_hand);
-    if attempt.noted_unknown.load(Ordering::Relaxed) {
+    if attempt.noted_unknown.is_cancelled() {
         if matches!(outcome, Outcome::Unknown { .. } | Outcome::NotSent { .. }) {
             // It is written down as unknown, and nothing more is known.
             return None;
@@ -156,10 +156,12 @@ pub(super) async fn overdue(runtime: &Arc<Inner>, attempt: &Running, reason: &st
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(STORE_PAUSE_MAX);
     }
-    attempt.noted_unknown.store(true, Ordering::Relaxed);
+    attempt.noted_unknown.cancel();
     metrics::attempt(&attempt.lane.slot.name, "unknown");
     warn_unknown(attempt, &verdict.reason);
     runtime.waiters.wake(attempt.job.identity());
+    // Its provider can be asked meanwhile.
+    sweeper::look_soon(Arc::clone(runtime), attempt.job.identity()).await;
 }
 
 fn warn_unknown(attempt: &Running, reason: &str) {

@@ -163,7 +163,7 @@ async fn a_call_for_another_incarnation_finds_nothing_and_touches_nothing() {
         assert_eq!(scene.given.dump().await, before, "{}", scene.what);
         scripts.insert(call.script());
     }
-    assert_eq!(scripts.len(), 8, "{scripts:?}");
+    assert_eq!(scripts.len(), 9, "{scripts:?}");
 }
 
 /// Every reply begins with its status, the script's name and what the caller recognizes it by. That the store refuses another

@@ -140,3 +140,16 @@ async fn a_result_in_the_spool_of_a_killed_gateway_is_stored_by_the_next_one() {
     assert_eq!(site.printer.ledger().executed, 1);
     until("the spool is empty", async || site.spooled("") == 0).await;
 }
+
+/// What is known of it is written down. What it may still hear is not worth keeping a deployment waiting for.
+#[tokio::test]
+async fn a_stop_does_not_wait_for_a_call_that_only_listens_on() {
+    let site = Site::open().await;
+    let timeouts = ("provider.printer.timeouts", r#"{ total = "300ms", linger = "1h" }"#);
+    let mut gateway = site.start(&[timeouts, ("runtime.drain", "10m")], None).await;
+    let submitted = gateway.submit("order-1", r#"{"simulate":"hang"}"#).await.expect("an answer").body;
+    let id = submitted["id"].as_str().expect("an id").to_owned();
+    until("it is unknown", async || gateway.job(&id).await.expect("an answer").body["state"] == "unknown").await;
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.ended().await, End::Code(0), "{}", gateway.words());
+}

@@ -35,10 +35,31 @@ async fn break_it(shop: &Shop, runtime: &Runtime) -> u64 {
         let id = runtime.submit(submission(&format!("broken-{n}"), "{}")).await.unwrap().job.id;
         assert_eq!(states(&*settled(runtime, id).await), [Unknown]);
     }
-    let code = "local packed = redis.call('HGET', KEYS[1], 'model:') return packed and cmsgpack.unpack(packed)[1] or ''";
-    let stands = async || shop.redis.command::<String>(&["EVAL", code, "1", "oj:guard:{inkjet}"]).await;
-    until("the fleet knows", async || stands().await == "open").await;
+    until("the fleet knows", async || stands(shop).await == "open").await;
     shop.inkjet.ledger().received
+}
+
+/// How the inkjet's breaker stands.
+async fn stands(shop: &Shop) -> String {
+    let code = "local packed = redis.call('HGET', KEYS[1], 'model:') return packed and cmsgpack.unpack(packed)[1] or ''";
+    shop.redis.command(&["EVAL", code, "1", "oj:guard:{inkjet}"]).await
+}
+
+/// A timeout counts when it happens, and not when the call has stopped listening for a late answer.
+#[tokio::test]
+async fn calls_that_are_overdue_open_the_breaker_while_they_listen_on() {
+    let shop = Shop::open().await;
+    let setup = |setup: &mut Setup| {
+        setup.total = Duration::from_millis(200);
+        protect(setup, "inkjet", |inkjet| inkjet.breaker = Some(breaker(LONG)));
+    };
+    let here = shop.gateway_with(setup).await;
+    shop.inkjet.set_behaviour("hang").unwrap();
+    for n in 0..3 {
+        let id = here.submit(submission(&format!("hangs-{n}"), "{}")).await.unwrap().job.id;
+        assert_eq!(states(&*settled(&here, id).await), [Unknown]);
+    }
+    until("the fleet knows", async || stands(&shop).await == "open").await;
 }
 
 async fn waits(runtime: &Runtime, id: JobId) -> Arc<Job> {

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use onejob::provider::simulated::Simulated;
+use onejob::provider::simulated::{Simulated, WEBHOOK_SECRET};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -19,6 +19,9 @@ use super::{Redis, simulated};
 
 /// Longer than a start or an end takes, also on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Each gateway has the secret of the simulated provider's webhooks in this variable.
+pub const WEBHOOK_VARIABLE: &str = "TEST_WEBHOOK_SECRET";
 
 /// What outlives the gateways: a Redis, a provider, and a directory for spool and logs.
 pub struct Site {
@@ -51,12 +54,11 @@ pub struct Answer {
 
 impl Site {
     pub async fn open() -> Self {
-        Site {
-            redis: Redis::start().await,
-            printer: simulated().await,
-            dir: tempfile::tempdir().expect("a directory"),
-            started: AtomicU32::new(0),
-        }
+        Self::open_before(simulated().await).await
+    }
+
+    pub async fn open_before(printer: Simulated) -> Self {
+        Site { redis: Redis::start().await, printer, dir: tempfile::tempdir().expect("a directory"), started: AtomicU32::new(0) }
     }
 
     /// Where the gateways spool.
@@ -103,6 +105,7 @@ impl Site {
         for name in ["ONEJOB_GATEWAY", "ONEJOB_LOG", "ONEJOB_TOKEN", "ONEJOB_FAILPOINT"] {
             command.env_remove(name);
         }
+        command.env(WEBHOOK_VARIABLE, WEBHOOK_SECRET);
         if let Some(failpoint) = failpoint {
             command.env("ONEJOB_FAILPOINT", failpoint);
         }
