@@ -93,6 +93,8 @@ impl Courier {
         let mut options = HttpOptions::new(&printer.base_url());
         options.timeouts.first_byte = total;
         options.timeouts.total = total;
+        // These tests are about being asked, not about answers that come late by themselves.
+        options.timeouts.linger = Duration::ZERO;
         options.idempotency_header = Some("idempotency-key".to_owned());
         options.cost = Some("/usage/total_tokens".to_owned());
         options.path = "/chat/completions".to_owned();
