@@ -4,7 +4,7 @@ resolve_attempt: somebody outside decides what became of an unknown attempt, and
 
 "succeeded" claims the result exactly as finish_attempt would. "failed" and "canceled" mean that nothing happened, or no longer
 does; without the provider's own word they are believed only once the quarantine has passed, because a paused gateway may still
-send. "abandoned" takes the risk by name.
+send; it begins anew whenever a gateway sends the attempt again. "abandoned" takes the risk by name.
 
 A caller that lost our reply sends the same request id again and is answered "repeated".
 
@@ -33,7 +33,7 @@ REPLY { status, script, request_id, detail… }
   not_unknown, state        the attempt is not unknown
   not_found                 no such job or attempt, or another incarnation
 WRITES the record, once, if the reply is "won", "recorded" or "discarded"
-COST   O(attempts), plus the size of the result
+COST   O(attempts + events), plus the size of the result
 ]]
 local number, request_id, outcome, actor, reason = number_of(ARGV[2], 'number'), ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 ECHO = request_id
@@ -62,7 +62,14 @@ if attempt[A.state] ~= 'unknown' then
 end
 local now = clock(record)
 if (outcome == 'failed' or outcome == 'canceled') and ARGV[7] ~= 'provider' then
-  local until_ms = attempt[A.ended_ms] + record[P.policy][L.quarantine_ms]
+  local quiet_since = attempt[A.ended_ms]
+  for _, event in ipairs(record[P.events]) do
+    -- It was sent again since: that may be on its way as the first one was.
+    if event[2] == 'replayed' and event[3] == number then
+      quiet_since = math.max(quiet_since, event[1])
+    end
+  end
+  local until_ms = quiet_since + record[P.policy][L.quarantine_ms]
   if until_ms > now then
     return reply('quarantine', text(until_ms), text(until_ms - now))
   end

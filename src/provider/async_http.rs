@@ -205,6 +205,10 @@ impl Provider for AsyncHttpProvider {
         Box::pin(std::future::ready(Outcome::Unknown { reason: "this provider does not honour keys".to_owned() }))
     }
 
+    fn cost(&self, response: &Response) -> Option<u64> {
+        self.http.cost(response)
+    }
+
     fn abilities(&self) -> Abilities {
         self.http.abilities()
     }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::attempt::{Attempt, FinishOutcome};
+use crate::attempt::{Attempt, AttemptState, FinishOutcome};
 use crate::error::StoreError;
 use crate::job::{Job, JobId, JobState};
 use crate::metrics;
@@ -15,7 +15,7 @@ use crate::policy::{self, FailoverOn, Next, Try};
 use crate::provider::webhook::{Delivery, WebhookRefused};
 use crate::provider::{CancelSemantics, Evidence, Outcome, Response, Sent};
 use crate::runtime::attempts::Running;
-use crate::runtime::verdict::{About, count_finish, fit};
+use crate::runtime::verdict::{About, count_cost, count_finish, fit};
 use crate::runtime::{Inner, ReadError, Runtime, checks, millis};
 use crate::store::{FinishAttempt, Finished, Follow, Read, Tell};
 
@@ -125,6 +125,12 @@ impl Runtime {
         let finished = inner.store.finish_attempt(&finish).await?;
         let provider = Some(attempt.provider.as_str());
         count_finish(&finished, settling.outcome, About { job: id, attempt: number, provider });
+        if let (Finished::Discarded { attempt: AttemptState::Discarded, .. }, Some(lane), Some(response)) =
+            (&finished, inner.providers.get(&attempt.provider), &settling.response)
+            && settling.outcome == FinishOutcome::Succeeded
+        {
+            count_cost(lane, id, number, response);
+        }
         let delivered = match finished {
             Finished::Won { .. } => Delivered::Won,
             Finished::Recorded { .. } => Delivered::Recorded,

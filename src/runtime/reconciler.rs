@@ -339,9 +339,10 @@ impl Asker {
             Evidence::Canceled => {
                 let seen_ms = happened(job, attempt, Noted::CancelSeen);
                 let is_final = match abilities.cancel {
-                    CancelSemantics::None | CancelSemantics::QueuedOnly | CancelSemantics::Confirmed => true,
+                    CancelSemantics::None | CancelSemantics::Confirmed => true,
+                    CancelSemantics::QueuedOnly if abilities.settle.is_zero() => true,
                     // It may still turn into a result; then that counts.
-                    CancelSemantics::BestEffort => seen_ms.is_some_and(|at_ms| {
+                    CancelSemantics::QueuedOnly | CancelSemantics::BestEffort => seen_ms.is_some_and(|at_ms| {
                         question != Question::Cancel && self.runtime.store.now_ms() >= at_ms + millis(abilities.settle)
                     }),
                 };

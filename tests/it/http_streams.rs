@@ -520,3 +520,32 @@ async fn a_gateway_killed_in_the_middle_leaves_an_unknown_attempt_and_nothing_pa
     assert_eq!((job["state"].as_str(), job["result"].clone()), (Some("unknown"), Value::Null), "{job}");
     assert_eq!(site.printer.ledger().executed, 1);
 }
+
+/// Its time was over and its key said unknown; whoever read on gets the end that came after all.
+#[tokio::test]
+async fn a_stream_that_ends_well_after_its_time_is_whole_for_who_read_on() {
+    let tap = Tap::open().await;
+    let site = Site::with_setup(|setup| {
+        let base_url = format!("http://{}", tap.addr);
+        let mut entry = ProviderEntry { base_url, path: "/work".to_owned(), ..ProviderEntry::default() };
+        (entry.timeouts.total, entry.timeouts.linger) = (Duration::from_millis(300), SOON);
+        let provider = HttpProvider::new("tap", HttpOptions::from_entry(&entry, None, 1 << 20)).unwrap();
+        let total = entry.timeouts.total;
+        setup.providers.push(ProviderSlot { name: "tap".to_owned(), provider: Arc::new(provider), total, in_flight_max: 10 });
+        setup.routes.push(route("tap", Class::Exclusive, &["tap"]));
+    })
+    .await;
+    let alice = site.alice();
+    let mut reader = alice.open(TAP, "k", "{}").await;
+    tap.part("data: a\n\n");
+    assert!(reader.reads("data: a").await);
+    let id = reader.header("onejob-job-id").to_owned();
+    alice.in_state(&id, "unknown").await;
+    tap.part("data: b\n\n");
+    tap.part(DONE);
+    tap.end();
+    let whole = reader.end().await.expect("a whole stream");
+    assert_eq!(whole, b"data: a\n\ndata: b\n\ndata: [DONE]\n\n");
+    assert_eq!(alice.ended(&id).await["state"], "succeeded");
+    assert_eq!(alice.open(TAP, "k", "{}").await.end().await.unwrap(), whole);
+}

@@ -11,6 +11,7 @@ use onejob::provider::simulated::{Simulated, WEBHOOK_SECRET};
 use onejob::provider::webhook::{self, WebhookOptions, sign};
 use onejob::provider::{Evidence, Outcome, Response};
 use onejob::runtime::{Delivered, ProviderSlot, RuntimeOptions};
+use onejob::store::CancelMode;
 use serde_json::{Value, json};
 use tokio::net::TcpSocket;
 
@@ -317,4 +318,20 @@ async fn evidence_from_elsewhere_is_recorded_as_the_attempts_own() {
     })
     .await;
     runtime.delivered(id, 2, Evidence::StillRunning).await.unwrap_err();
+}
+
+/// Nobody wants it any more, and it was paid for: its provider's entry says where its answers tell for how much.
+#[tokio::test]
+async fn what_a_discarded_success_cost_is_counted_when_a_webhook_brings_it() {
+    let recorder: &'static _ = Box::leak(Box::new(metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder()));
+    let _counting = metrics::set_default_local_recorder(recorder);
+    let shop = Shop::open_with(&[("cost", "/page")]).await;
+    let id = shop.submit("k", "run=60s").await;
+    let remote_id = shop.at_the_provider(&id).await["id"].as_str().unwrap().to_owned();
+    let runtime = &shop.gateway.runtime;
+    runtime.cancel(id.parse().unwrap(), "request-1", CancelMode::Force, "ada", "at once").await.unwrap();
+    let answer = deliver(&shop.gateway.client, &address(&id), WEBHOOK_SECRET, now_s(), &done(&remote_id, 7)).await;
+    assert_eq!(answer.is(200).json()["status"], "discarded");
+    let counted = "onejob_discarded_cost_total{provider=\"queue\"} 7";
+    until(counted, async || recorder.handle().render().contains(counted)).await;
 }

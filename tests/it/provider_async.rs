@@ -508,3 +508,11 @@ async fn an_entry_may_be_made_in_rust() {
     let provider = of_entry(&entry);
     assert_eq!(succeeded(&provider.submit(call(&provider, "run=20ms")).await).0.status, 200);
 }
+
+#[tokio::test]
+async fn what_work_that_was_handed_in_cost_is_read_from_its_result() {
+    let simulated = simulated().await;
+    let provider = of_entry(&entry_with(&simulated.base_url(), &[("cost", "/execution")]));
+    let outcome = provider.submit(call(&provider, "run=10ms")).await;
+    assert_eq!(provider.cost(succeeded(&outcome).0), Some(1));
+}

@@ -99,7 +99,7 @@ impl Mirror<'_> {
                             copying.end = Progress::Over;
                             return Copied::Something;
                         }
-                        Fate::Lost => return Copied::Something,
+                        Fate::Unknown | Fate::Lost => return Copied::Something,
                     }
                 }
                 () = tokio::time::sleep(pause) => {}

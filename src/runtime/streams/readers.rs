@@ -155,7 +155,8 @@ impl Reader {
             };
             let Some(Ok(job)) = news else { return Next::Broken };
             match fate(&job, self.of) {
-                Fate::Running => {}
+                // It has ended well, late: the record is about to say so.
+                Fate::Running | Fate::Unknown => {}
                 Fate::Won => return Next::Rest { job, read_bytes: self.read_bytes },
                 Fate::Lost => return Next::Broken,
             }
@@ -172,6 +173,8 @@ impl Drop for Reader {
 /// What a record says of the attempt behind a stream.
 pub(super) enum Fate {
     Running,
+    /// Its time was over, or its lease: only its own gateway can know better.
+    Unknown,
     Won,
     Lost,
 }
@@ -181,6 +184,7 @@ pub(super) fn fate(job: &Job, of: StreamOf) -> Fate {
     match attempt {
         _ if job.id != of.job => Fate::Lost,
         Some(attempt) if attempt.state == AttemptState::Running && !job.is_ended() => Fate::Running,
+        Some(attempt) if attempt.state == AttemptState::Unknown && !job.is_ended() => Fate::Unknown,
         Some(_) if job.completed_by == of.attempt => Fate::Won,
         Some(_) | None => Fate::Lost,
     }

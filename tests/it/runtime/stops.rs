@@ -147,3 +147,18 @@ async fn a_forced_cancel_stops_the_provider_too() {
     let job = runtime.read(id).await.unwrap();
     assert_eq!((job.state, job.version, log.asked()), (JobState::Canceled, 1, vec!["cancel"]));
 }
+
+/// What stops only what has not begun may have begun it: as with every effort, "canceled" counts once it has stood for its time.
+#[tokio::test]
+async fn a_cancel_of_what_is_queued_is_believed_after_its_settle_time_too() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("queue=1s").unwrap();
+    let courier = Courier::new(&shop.inkjet, Duration::from_millis(200)).has_status();
+    let courier = courier.cancels(CancelSemantics::QueuedOnly, Duration::from_secs(30), Stops::Really);
+    let (runtime, _) = gateway(&shop, courier, |_| {}).await;
+    let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+    super::settled(&runtime, id).await;
+    runtime.cancel(id, "request-1", CancelMode::Graceful, "ada", "wrong paper").await.unwrap();
+    let job = ended(&runtime, id).await;
+    assert_eq!((job.state, states(&job), shop.executions(id)), (JobState::Succeeded, vec![Succeeded], 1));
+}

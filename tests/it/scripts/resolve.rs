@@ -2,7 +2,7 @@
 
 use onejob::attempt::{AttemptState, ResolveOutcome};
 use onejob::job::JobState;
-use onejob::store::{CancelMode, Finished, Follow, Resolved, Word};
+use onejob::store::{CancelMode, Finished, Follow, Noted, Resolved, Word};
 
 use crate::scenes::RETRY;
 use crate::support::{Call, First, QUARANTINE_MS, Redis, payload};
@@ -65,6 +65,25 @@ async fn that_nothing_happened_is_believed_only_after_the_quarantine() {
         };
         assert_eq!(until_ms, unknown_since_ms + QUARANTINE_MS);
         assert!((QUARANTINE_MS - 10_000..=QUARANTINE_MS).contains(&wait_ms), "{wait_ms}");
+        given.age(QUARANTINE_MS).await;
+        let resolved = given.resolve(1, outcome, Word::Operator, RETRY).await;
+        assert_eq!(resolved, Resolved::Recorded { job: JobState::Pending });
+    }
+}
+
+/// It was sent again meanwhile: what a person has found out by then may not be true any more when it arrives.
+#[tokio::test]
+async fn what_was_sent_again_is_quarantined_anew() {
+    let redis = Redis::start().await;
+    for outcome in [ResolveOutcome::Failed, ResolveOutcome::Canceled] {
+        let given = redis.given_unknown().await;
+        given.age(QUARANTINE_MS).await;
+        given.note(1, "", Some((Noted::Replayed, "1 of 5"))).await;
+        let sent_ms = given.job().await.happened(1, "replayed").next().unwrap();
+        let Resolved::Quarantine { until_ms, .. } = given.resolve(1, outcome, Word::Operator, RETRY).await else {
+            panic!("believed")
+        };
+        assert_eq!(until_ms, sent_ms + QUARANTINE_MS);
         given.age(QUARANTINE_MS).await;
         let resolved = given.resolve(1, outcome, Word::Operator, RETRY).await;
         assert_eq!(resolved, Resolved::Recorded { job: JobState::Pending });
