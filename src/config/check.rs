@@ -489,7 +489,7 @@ impl Checker<'_> {
         if let Some(rate) = limits.per_second
             && !(PER_SECOND_MIN..=PER_SECOND_MAX).contains(&rate)
         {
-            let what = format!("it must be {PER_SECOND_MIN:.8} (one a day) to {PER_SECOND_MAX}");
+            let what = format!("it must be {PER_SECOND_MIN:.7} (one a day) to {PER_SECOND_MAX}");
             self.refuse(&format!("{key}.per_second"), Some(&rate), what, "leave it out for no limit");
         }
         if let Some(burst) = limits.burst {
