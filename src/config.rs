@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::fingerprint::{hex, sha256};
@@ -773,13 +774,25 @@ impl Serialize for RaceAfter {
 
 impl<'de> Deserialize<'de> for RaceAfter {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
+        deserializer.deserialize_str(RaceAfterText)
+    }
+}
+
+struct RaceAfterText;
+
+impl Visitor<'_> for RaceAfterText {
+    type Value = RaceAfter;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a time or a percentile")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<RaceAfter, E> {
         if let Some(percentile) = text.strip_prefix('p').and_then(|digits| digits.parse().ok()) {
             return Ok(RaceAfter::Percentile(percentile));
         }
-        let fixed = humantime::parse_duration(&text).map_err(|error| {
-            serde::de::Error::custom(format!("{error}; it must be a time, as \"10s\", or a percentile, as \"p95\""))
-        });
+        let fixed = humantime::parse_duration(text)
+            .map_err(|error| E::custom(format!("{error}; it must be a time, as \"10s\", or a percentile, as \"p95\"")));
         fixed.map(RaceAfter::Fixed)
     }
 }

@@ -43,12 +43,20 @@ fn check(context: &Context) -> Result<Exit, Failure> {
     })?;
     let (providers, routes) = (config.provider.len(), config.route.len());
     let assertions = config.assertions();
-    let value =
-        json!({ "ok": true, "providers": providers, "routes": config.describe_json()["routes"], "assertions": assertions });
+    let remarks = config.remarks();
+    let value = json!({
+        "ok": true,
+        "providers": providers,
+        "routes": config.describe_json()["routes"],
+        "assertions": assertions,
+        "remarks": remarks,
+    });
     let (providers, routes) = (show::count(providers, "provider"), show::count(routes, "route"));
     warn_without_routes(&config);
-    let assertions: String = assertions.iter().map(|line| format!("{line}\n")).collect();
-    context.print(&value, || format!("{assertions}{}the configuration is good: {providers}, {routes}", follows(&config)));
+    let [assertions, remarks] =
+        [assertions, remarks].map(|lines| lines.iter().map(|line| format!("{line}\n")).collect::<String>());
+    context
+        .print(&value, || format!("{assertions}{}{remarks}the configuration is good: {providers}, {routes}", follows(&config)));
     Ok(Exit::Done)
 }
 

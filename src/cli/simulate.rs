@@ -59,7 +59,7 @@ pub(super) struct Arguments {
     /// Answers a repeated idempotency key as the first time, without another execution.
     #[arg(long)]
     honour_keys: bool,
-    /// The variable with the secret that it signs its webhooks with. Without one: a text that everybody knows.
+    /// The variable with the secret that it signs its webhooks with. Without one: simulated-webhook-secret.
     #[arg(long, value_name = "NAME")]
     webhook_secret_env: Option<String>,
 }

@@ -77,10 +77,11 @@ pub(super) fn finish(job: &Value, context: &Context) -> Result<Exit, Failure> {
             let number =
                 show::unknown(job).map_or_else(String::new, |attempt| format!(" --attempt {}", show::text(attempt, "number")));
             say("nobody knows yet whether it happened; nothing is sent again until that is known");
-            say(format_args!(
-                "the job is {state} until somebody looks and says: onejob resolve {}{number} …",
-                show::text(job, "id")
-            ));
+            let id = show::text(job, "id");
+            if job["needs_operator"] != true {
+                say(format_args!("where its provider can be asked it is asked: onejob wait {id} --until ended"));
+            }
+            say(format_args!("else the job is {state} until somebody looks and says: onejob resolve {id}{number} …"));
             Ok(Exit::Unknown)
         }
         Some(Standing::Ended(exit)) => Ok(exit),

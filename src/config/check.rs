@@ -456,7 +456,7 @@ impl Checker<'_> {
             self.refuse(&not_executed, Some(status), "only statuses from 400 to 599 can mean that nothing was done", "remove it");
         }
         if let Some(pointer) = &provider.cost {
-            self.body_pointer(&format!("{key}.cost"), pointer);
+            self.body_pointer(&format!("{key}.cost"), pointer, "as in /usage/total_tokens");
         }
         self.limits(&format!("{key}.limits"), &provider.limits);
         if let Some(breaker) = &provider.breaker {
@@ -489,7 +489,7 @@ impl Checker<'_> {
         if let Some(rate) = limits.per_second
             && !(PER_SECOND_MIN..=PER_SECOND_MAX).contains(&rate)
         {
-            let what = format!("it must be {PER_SECOND_MIN} (one a day) to {PER_SECOND_MAX}");
+            let what = format!("it must be {PER_SECOND_MIN:.7} (one a day) to {PER_SECOND_MAX}");
             self.refuse(&format!("{key}.per_second"), Some(&rate), what, "leave it out for no limit");
         }
         if let Some(burst) = limits.burst {
@@ -827,14 +827,14 @@ impl Checker<'_> {
         self.count(key, pointers.len(), LIST_MAX);
         self.repeated(key, pointers);
         for pointer in pointers {
-            self.body_pointer(key, pointer);
+            self.body_pointer(key, pointer, "as in /client/clicked_at");
         }
     }
 
-    fn body_pointer(&mut self, key: &str, pointer: &str) {
+    fn body_pointer(&mut self, key: &str, pointer: &str, hint: &str) {
         if !is_pointer(pointer) {
             let what = "it is no JSON pointer to a part of the body (RFC 6901)";
-            self.refuse(key, Some(&pointer.escape_debug()), what, "as in /client/clicked_at");
+            self.refuse(key, Some(&pointer.escape_debug()), what, hint);
         }
     }
 }

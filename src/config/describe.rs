@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 use super::secret::HIDDEN;
 use super::sources::may_be_secret;
 use super::{Cancel, Config, Idempotency, Missing, ProviderEntry, Status};
+use crate::policy::{FailoverOn, Gate};
 use crate::provider::CancelSemantics;
+use crate::provider::http::refuses;
 
 impl Config {
     /// Prints every key with its value and where it comes from, then for each route what follows from them.
@@ -74,6 +76,39 @@ impl Config {
             }
             if entry.cancel.as_ref().is_some_and(|cancel| cancel.semantics == CancelSemantics::Confirmed) {
                 lines.push(swears("what it says it stopped is stopped".to_owned()));
+            }
+        }
+        lines
+    }
+
+    /// What of a route may surprise, though it is allowed, a line each.
+    pub fn remarks(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (name, route) in &self.route {
+            if let ([first, _, ..], Gate::Enforce) = (route.providers.as_slice(), route.gate) {
+                lines.push(format!(
+                    "route {name}: {first} alone is called, for gate = \"enforce\" and no provider is certified; \
+                     gate = \"off\" if they are all the same to you"
+                ));
+            }
+            for failure in &route.failover_on {
+                let FailoverOn::Rejected { status } = *failure else { continue };
+                let entries = route.providers.iter().filter_map(|provider| self.provider.get(provider));
+                if !refuses(status) && !entries.into_iter().any(|entry| entry.not_executed.contains(&status)) {
+                    lines.push(format!(
+                        "route {name}: failover_on = \"{failure}\" waits for what never comes: {status} is unknown, \
+                         unless a provider's not_executed swears that it did nothing"
+                    ));
+                }
+            }
+            let give_up = route.reconcile.give_up;
+            for provider in &route.providers {
+                let cancel = self.provider.get(provider).and_then(|entry| entry.cancel.as_ref());
+                let Some(settle) = cancel.map(|cancel| cancel.settle).filter(|settle| *settle > give_up) else { continue };
+                let [give_up, settle] = [give_up, settle].map(humantime::format_duration);
+                lines.push(format!(
+                    "route {name}: a person is called after {give_up}, and a cancel at {provider} is settled only after {settle}"
+                ));
             }
         }
         lines

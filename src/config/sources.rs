@@ -308,7 +308,13 @@ fn problem_of(error: &figment::Error, path: &[String], found: &Value, origin_of:
         Kind::UnknownVariant(word, expected) => (format!("{word:?} is not known here"), near(word, expected)),
         Kind::MissingField(field) => (format!("{field} is missing"), format!("set {key}.{field}")),
         Kind::InvalidType(_, expected) => {
-            (format!("a {} stands where something else is wanted", kind(found)), format!("write {}", in_our_words(expected)))
+            let what = match element_of(&error.path[path.len().min(error.path.len())..], found) {
+                Some((number, element)) => {
+                    format!("number {number} in it is a {}, where something else is wanted", kind(element))
+                }
+                None => format!("a {} stands where something else is wanted", kind(found)),
+            };
+            (what, format!("write {}", in_our_words(expected)))
         }
         Kind::InvalidValue(_, expected) | Kind::InvalidLength(_, expected) => {
             ("it does not fit".to_owned(), format!("write {}", in_our_words(expected)))
@@ -332,6 +338,13 @@ fn problem_of(error: &figment::Error, path: &[String], found: &Value, origin_of:
     Problem { key, value, origin: origin_of(found.tag()).or_else(|| origin_within(found, origin_of)), what, hint }
 }
 
+/// The element of a list that the rest of an error's path leads to, and which it is, counted from one.
+fn element_of<'a>(rest: &[String], found: &'a Value) -> Option<(usize, &'a Value)> {
+    let index = rest.first()?.parse::<usize>().ok()?;
+    let Value::Array(_, elements) = found else { return None };
+    Some((index + 1, elements.get(index)?))
+}
+
 fn origin_within(value: &Value, origin_of: &dyn Fn(Tag) -> Option<String>) -> Option<String> {
     value.as_dict()?.values().find_map(|value| origin_of(value.tag()).or_else(|| origin_within(value, origin_of)))
 }
@@ -351,6 +364,9 @@ fn in_our_words(expected: &str) -> &str {
         "a sequence" => "a list in [ ]",
         "a string" => "a text in quotes",
         "a duration" => "a time with its unit, as in \"30s\"",
+        "path string" => "a path in quotes",
+        "a time or a percentile" => "a time with its unit, as in \"10s\", or a percentile, as in \"p95\"",
+        _ if expected.starts_with("enum ") => "one of its words in quotes; the example has them",
         _ if expected.starts_with("struct ") || expected == "a map" => "a table in { }",
         _ => expected,
     }

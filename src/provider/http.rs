@@ -25,6 +25,7 @@ use http_body_util::Full;
 use self::about::Former;
 use self::connection::Connector;
 use self::exchange::{Exchange, Exchanged};
+pub(crate) use self::judge::refuses;
 use self::judge::{Answer, Hidden, Judge};
 use self::render::Origin;
 use self::stream::Listener;

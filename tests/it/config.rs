@@ -919,6 +919,47 @@ fn each_assertion_of_an_entry_has_a_line_of_its_own() {
 }
 
 #[test]
+fn what_of_a_route_may_surprise_is_told() {
+    let remarks = |keys: &str, route: &str| {
+        let given = queue(keys);
+        let toml = format!("{}[provider.laser]\nbase_url = \"http://a\"\n[route.print]\n{route}", given.toml);
+        Given { toml, ..given }.load().unwrap().remarks()
+    };
+    assert!(remarks("", "providers = [\"press\"]\n").is_empty());
+    assert!(remarks("", "providers = [\"press\", \"laser\"]\ngate = \"off\"\n").is_empty());
+    let alone = remarks("", "providers = [\"laser\", \"press\"]\n");
+    assert_eq!(alone.len(), 1);
+    assert!(alone[0].starts_with("route print: laser alone is called, for gate = \"enforce\""), "{alone:?}");
+    let never = remarks("", "providers = [\"laser\"]\nfailover_on = [\"rejected:404\", \"rejected:503\"]\n");
+    assert_eq!(never.len(), 1);
+    assert!(never[0].contains("\"rejected:503\" waits for what never comes"), "{never:?}");
+    let sworn = remarks("not_executed = [503]\n", "providers = [\"press\"]\nfailover_on = [\"rejected:503\"]\n");
+    assert!(sworn.is_empty(), "{sworn:?}");
+    let early = remarks("cancel = { settle = \"2m\" }\n", "providers = [\"press\"]\nreconcile = { give_up = \"90s\" }\n");
+    assert_eq!(early, ["route print: a person is called after 1m 30s, and a cancel at press is settled only after 2m"]);
+}
+
+#[test]
+fn what_has_the_wrong_type_is_told_what_to_write() {
+    for (provider, route, key, what, hint) in [
+        ("not_executed = [429, \"503\"]\n", "", "provider.laser.not_executed", "number 2 in it is a text", "a whole number"),
+        ("", "gate = false\n", "route.print.gate", "a truth value", "one of its words in quotes"),
+        ("", "output = { schema = 7 }\n", "route.print.output.schema", "a number stands", "a path in quotes"),
+        ("cost = \"usage\"\n", "", "provider.laser.cost", "no JSON pointer", "/usage/total_tokens"),
+    ] {
+        let toml =
+            format!("[provider.laser]\nbase_url = \"http://a\"\n{provider}[route.print]\nproviders = [\"laser\"]\n{route}");
+        let problem = given(&toml).problem();
+        assert_eq!(problem.key, key);
+        assert!(problem.what.contains(what) && problem.hint.contains(hint), "{problem:?}");
+    }
+    let race = "[provider.laser]\nbase_url = \"http://a\"\n[route.print]\nproviders = [\"laser\"]\nclass = \"race\"\n\
+                effects = \"pure\"\nrace = { after = 10, max = 2 }\n";
+    let problems = given(race).problems();
+    assert!(problems[0].hint.contains("a time with its unit"), "{problems:?}");
+}
+
+#[test]
 fn templates_and_pointers_are_checked_when_they_are_read() {
     let long = format!("status = {{ path = \"/{}\" }}\n", "x".repeat(8 << 10));
     for (keys, key, what) in [

@@ -57,6 +57,11 @@ enum Meaning {
     Ambiguous,
 }
 
+/// Whether a status says by itself that nothing was done.
+pub(crate) fn refuses(status: u16) -> bool {
+    matches!(status, 400..=407 | 410..=418 | 421..=424 | 426 | 428 | 429 | 431 | 451)
+}
+
 impl Judge {
     pub(super) fn judge(&self, answer: Answer<'_>) -> Outcome {
         let status = answer.status.as_u16();
@@ -112,7 +117,7 @@ impl Judge {
         match status {
             200..=299 => Meaning::Done,
             _ if self.not_executed.contains(&status) => Meaning::Refused,
-            400..=407 | 410..=418 | 421..=424 | 426 | 428 | 429 | 431 | 451 => Meaning::Refused,
+            _ if refuses(status) => Meaning::Refused,
             _ => Meaning::Ambiguous,
         }
     }
