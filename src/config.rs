@@ -264,7 +264,10 @@ pub fn token_sha256(token: &str) -> String {
 /// The shortest safe quarantine of a route: a gateway may pause after its last check, then hand its request to the kernel, which
 /// may deliver it late, to a provider that may work on it for its whole timeout, while the clock that we measure by is set.
 fn quarantine_min(runtime: &Runtime, providers: &BTreeMap<String, ProviderEntry>, route: &Route) -> Duration {
-    let totals = route.providers.iter().filter_map(|name| providers.get(name)).map(|provider| provider.timeouts.total);
+    let totals = route.providers.iter().filter_map(|name| providers.get(name)).map(|provider| {
+        // While the connection is open for a late answer, the provider may begin as well.
+        provider.timeouts.total.saturating_add(provider.timeouts.linger)
+    });
     // What an executor outside takes for one attempt is not known here; the job's deadline bounds it.
     let total = totals.max().unwrap_or(route.deadline);
     [runtime.pause_max, TCP_USER_TIMEOUT, total, runtime.clock_step_max]
@@ -623,7 +626,7 @@ impl Default for Timeouts {
             first_byte: Duration::from_secs(120),
             idle: Duration::from_secs(20),
             total: Duration::from_secs(120),
-            linger: Duration::from_secs(120),
+            linger: Duration::from_secs(30),
         }
     }
 }
@@ -653,7 +656,7 @@ impl From<WrittenTimeouts> for Timeouts {
             first_byte: written.first_byte.unwrap_or(total),
             idle: written.idle.unwrap_or(default.idle.min(total)),
             total,
-            linger: written.linger.unwrap_or(total),
+            linger: written.linger.unwrap_or(default.linger),
         }
     }
 }

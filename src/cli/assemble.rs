@@ -237,6 +237,6 @@ mod tests {
         assert_eq!(tracked.tracked, Some(Tracked { percentile: 95, fallback: Duration::from_secs(4) }));
         assert_eq!(tracked.rules.race_after_ms, 10, "how early it may be");
         // The pause, the kernel's patience, the slowest provider, the clock's step: 30 s + 20 s + 120 s + 1 s.
-        assert_eq!(rules.quarantine_ms, 171_000);
+        assert_eq!(rules.quarantine_ms, 201_000);
     }
 }

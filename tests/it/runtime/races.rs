@@ -113,20 +113,20 @@ async fn a_tracked_race_begins_when_an_attempt_is_slower_than_nearly_all_before(
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
-/// Case 42: ten seconds for the job and eight for a call, scaled to one tenth.
+/// Case 42: ten seconds for the job and eight for a call, scaled to one half.
 #[tokio::test]
 async fn every_attempt_of_a_chain_gets_what_is_left_of_the_one_deadline() {
     let shop = Shop::open().await;
-    shop.inkjet.set_behaviour("queue=600ms,refuse_status=429").unwrap();
+    shop.inkjet.set_behaviour("queue=3s,refuse_status=429").unwrap();
     shop.laser.set_behaviour("hang").unwrap();
-    let total = Duration::from_millis(800);
+    let total = Duration::from_secs(4);
     let ((inkjet, one), (laser, other)) =
         (Courier::new(&shop.inkjet, total).slot("inkjet", total), Courier::new(&shop.laser, total).slot("laser", total));
     let runtime = shop
         .gateway_with(|setup| {
             both(setup);
             setup.route.plan.gate = Gate::Off;
-            setup.route.deadline = Some(Duration::from_secs(1));
+            setup.route.deadline = Some(Duration::from_secs(5));
             setup.providers = Some(vec![inkjet, laser]);
         })
         .await;
@@ -134,8 +134,8 @@ async fn every_attempt_of_a_chain_gets_what_is_left_of_the_one_deadline() {
     let job = super::settled(&runtime, id).await;
     assert_eq!(states(&job), [Failed, Unknown]);
     let ([first], [second]) = (&one.deadlines()[..], &other.deadlines()[..]) else { panic!("one call each") };
-    assert!((Duration::from_millis(500)..=total).contains(first), "{first:?}");
-    assert!(*second <= Duration::from_millis(400), "the call alone would have {total:?}, the job has left {second:?}");
+    assert!((Duration::from_millis(2500)..=total).contains(first), "{first:?}");
+    assert!(*second <= Duration::from_secs(2), "the call alone would have {total:?}, the job has left {second:?}");
     let overdue_ms = job.attempts[1].ended_ms.saturating_sub(job.deadline_ms);
-    assert!(overdue_ms < 700, "it was given up {overdue_ms} ms after the deadline");
+    assert!(overdue_ms < 2000, "it was given up {overdue_ms} ms after the deadline");
 }
