@@ -235,7 +235,7 @@ async fn a_checked_configuration_says_what_a_job_may_cost_and_when_nothing_happe
     let home = Home::new(SHOP);
     let checked = home.run(&["config", "check"]).await.expect(0);
     // 30 s of pause, 20 s of the kernel's patience, 1 s of the provider's, 1 s of a clock's step.
-    assert!(checked.stdout.contains("route print: at most 3 provider calls a job; quarantine 52s\n"), "{}", checked.stdout);
+    assert!(checked.stdout.contains("route print: at most 3 provider calls a job; quarantine 1m 22s\n"), "{}", checked.stdout);
     let checked = home.run(&["--json", "--set", "route.print.attempts=2", "config", "check"]).await.expect(0).json();
     assert_eq!(checked["routes"]["print"]["provider_calls_max"], json!(2));
 }
