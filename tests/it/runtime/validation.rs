@@ -254,8 +254,10 @@ async fn an_adopted_jobs_answer_is_checked_against_its_own_input() {
     let first = shop
         .gateway_with(|setup| {
             same(setup);
-            setup.route.plan.backoff = Duration::from_secs(20);
+            // Long enough to stop the gateway before it begins again, short enough to wait for.
+            setup.route.plan.backoff = Duration::from_secs(5);
             setup.options.lease = Duration::from_millis(600);
+            setup.options.lease_margin = Duration::from_millis(100);
         })
         .await;
     let id = first.submit(submission("order-1", r#"{"input":{"pages":3}}"#)).await.unwrap().job.id;
