@@ -21,11 +21,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::attempt::{AttemptState, AttemptToken};
+use crate::attempt::{Attempt, AttemptState, AttemptToken};
 use crate::error::StoreError;
 use crate::job::{Identity, Job, JobId, Key, Owner, Payload, locate};
 use crate::metrics;
-use crate::provider::{Request, Response};
+use crate::provider::{Request, Response, Sent};
 use crate::store::{Read, Store};
 
 mod adopt;
@@ -372,6 +372,23 @@ impl Inner {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How long ago an attempt began.
+    fn age(&self, attempt: &Attempt) -> Duration {
+        Duration::from_millis(self.store.now_ms().saturating_sub(attempt.started_ms))
+    }
+
+    /// What its provider is asked by.
+    fn sent(&self, job: &Job, attempt: &Attempt) -> Sent {
+        Sent {
+            job_id: job.id,
+            attempt: attempt.number,
+            url: attempt.url.clone(),
+            remote_id: attempt.remote_id.clone(),
+            idempotency_key: attempt_key(job.id, attempt.number),
+            age: self.age(attempt),
+        }
+    }
+
     /// Makes a provider's answer fit for the record.
     async fn payload(&self, identity: Identity, response: Option<&Response>) -> Result<Payload, StoreError> {
         match response {
@@ -382,6 +399,11 @@ impl Inner {
             }
         }
     }
+}
+
+/// An attempt's idempotency key: the same wherever it is sent, sent again or asked about.
+fn attempt_key(job: JobId, number: u32) -> String {
+    format!("{job}-{number}")
 }
 
 pub(crate) fn millis(duration: Duration) -> u64 {

@@ -22,7 +22,7 @@ use crate::provider::{Call, Fence, Outcome, Rendered, Request, Telling, boottime
 use crate::runtime::protection::{self, Pass, Share, Turn};
 use crate::runtime::timers::Timer;
 use crate::runtime::verdict::{Verdict, Whose, conclude, try_store};
-use crate::runtime::{Inner, Lane, Route, delivered, millis, sweeper, told};
+use crate::runtime::{Inner, Lane, Route, attempt_key, delivered, millis, sweeper, told};
 use crate::store::{
     Begin, BeginAttempt, Begun, Canceling, Extended, FinishAttempt, Finished, Follow, Read, SubmitJob, Tell, WriteAhead,
     bytes_life,
@@ -557,7 +557,7 @@ async fn call(runtime: &Arc<Inner>, work: &Work, attempt: &Arc<Running>, rendere
         rendered,
         job_id: Some(work.job),
         attempt: attempt.number,
-        idempotency_key: format!("{}-{}", work.job, attempt.number),
+        idempotency_key: attempt_key(work.job, attempt.number),
         traceparent: work.traceparent.clone(),
         fence: attempt.fence.clone(),
         deadline,

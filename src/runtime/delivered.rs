@@ -13,7 +13,7 @@ use crate::job::{Job, JobId, JobState};
 use crate::metrics;
 use crate::policy::{self, FailoverOn, Next, Try};
 use crate::provider::webhook::{Delivery, WebhookRefused};
-use crate::provider::{CancelSemantics, Evidence, Outcome, Response, Sent};
+use crate::provider::{CancelSemantics, Evidence, Outcome, Response};
 use crate::runtime::attempts::Running;
 use crate::runtime::verdict::{About, count_cost, count_finish, fit};
 use crate::runtime::{Inner, ReadError, Runtime, checks, millis};
@@ -81,15 +81,7 @@ impl Runtime {
         }
         let job = self.read(*id).await?;
         let attempt = attempt_of(&job, *number).filter(|attempt| attempt.provider == *name).ok_or(ReadError::NotFound)?;
-        let now_ms = self.inner.store.now_ms();
-        let sent = Sent {
-            job_id: *id,
-            attempt: *number,
-            url: attempt.url.clone(),
-            remote_id: attempt.remote_id.clone(),
-            idempotency_key: format!("{id}-{number}"),
-            age: Duration::from_millis(now_ms.saturating_sub(attempt.started_ms)),
-        };
+        let sent = self.inner.sent(&job, attempt);
         let evidence = provider.read_webhook(sent, Arc::clone(body)).await;
         Ok(self.delivered(*id, *number, evidence).await?)
     }

@@ -25,9 +25,9 @@ use crate::job::{Identity, Job, Payload};
 use crate::metrics;
 use crate::policy::{self, FailoverOn, REPLAYS_MAX, Try};
 use crate::provider::{
-    Abilities, Call, CancelSemantics, Evidence, Fence, Outcome, ProviderFuture, Request, Sent, Telling, Told, boottime_ms,
+    Abilities, Call, CancelSemantics, Evidence, Fence, Outcome, ProviderFuture, Request, Telling, Told, boottime_ms,
 };
-use crate::runtime::{CheckResult, Decision, Inner, Lane, Route, Then, checks, millis, outside, verdict};
+use crate::runtime::{CheckResult, Decision, Inner, Lane, Route, Then, attempt_key, checks, millis, outside, verdict};
 use crate::store::{AskExtended, AskTaken, FinishAttempt, Follow, NoteAttempt, Noted, NotedEvent, Read, Resolved, Tell, Word};
 
 /// Who asks, in the events.
@@ -282,7 +282,7 @@ impl Asker {
     async fn questions(&self, lane: &Arc<Lane>, job: &Job, attempt: &Attempt) -> Result<Finding, StoreError> {
         let provider = &lane.slot.provider;
         let abilities = provider.abilities();
-        let sent = self.sent(job, attempt);
+        let sent = self.runtime.sent(job, attempt);
         if stops(job, attempt, &abilities) {
             let evidence = self.put(lane, Question::Cancel, provider.cancel(sent.clone())).await;
             if !matches!(evidence, Evidence::NoAnswer { .. }) {
@@ -360,7 +360,7 @@ impl Asker {
 
     /// Whether "never heard of it" can mean that it never happened.
     fn is_believable(&self, abilities: &Abilities, job: &Job, attempt: &Attempt) -> bool {
-        let age = self.age(attempt);
+        let age = self.runtime.age(attempt);
         let remembered = abilities.retention.is_none_or(|retention| age < retention);
         // It was sent again since: that may be on its way as the first one was.
         let replayed_ms = job.happened(attempt.number, Noted::Replayed.as_str()).max();
@@ -374,7 +374,7 @@ impl Asker {
         let replays = job.happened(attempt.number, Noted::Replayed.as_str()).count();
         let past_deadline = job.deadline_ms > 0 && self.runtime.store.now_ms() >= job.deadline_ms;
         !is_unwanted(job)
-            && self.age(attempt) + lane.slot.total <= window
+            && self.runtime.age(attempt) + lane.slot.total <= window
             && replays < REPLAYS_MAX
             // It would not find out what happened, it would make it happen: too late.
             && !(past_deadline && not_found.is_some())
@@ -401,7 +401,7 @@ impl Asker {
             rendered,
             job_id: Some(job.id),
             attempt: attempt.number,
-            idempotency_key: key_of(job, attempt),
+            idempotency_key: attempt_key(job.id, attempt.number),
             traceparent: None,
             fence: self.fence.clone(),
             deadline: Instant::now() + lane.slot.total,
@@ -527,21 +527,6 @@ impl Asker {
         match self.runtime.store.read_job(identity).await? {
             Read::Found(job) => Ok(Some(job)),
             Read::Gone(_) | Read::NotFound => Ok(None),
-        }
-    }
-
-    fn age(&self, attempt: &Attempt) -> Duration {
-        Duration::from_millis(self.runtime.store.now_ms().saturating_sub(attempt.started_ms))
-    }
-
-    fn sent(&self, job: &Job, attempt: &Attempt) -> Sent {
-        Sent {
-            job_id: job.id,
-            attempt: attempt.number,
-            url: attempt.url.clone(),
-            remote_id: attempt.remote_id.clone(),
-            idempotency_key: key_of(job, attempt),
-            age: self.age(attempt),
         }
     }
 }
@@ -691,10 +676,6 @@ fn follow(route: &Route, job: &Job, attempt: &Attempt, failure: FailoverOn, now_
 /// A note that says nothing yet.
 fn nothing<'a>(job: &Job, attempt: &Attempt) -> NoteAttempt<'a> {
     NoteAttempt { job: job.id, number: attempt.number, token: attempt.token, remote_id: "", model: "", event: None }
-}
-
-fn key_of(job: &Job, attempt: &Attempt) -> String {
-    format!("{}-{}", job.id, attempt.number)
 }
 
 fn shown(duration: Duration) -> String {
