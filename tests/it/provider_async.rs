@@ -361,6 +361,7 @@ async fn status_calls_go_to_where_it_was_sent_though_the_configuration_changed()
 
     let former = format!("[{:?}]", before.base_url());
     let told = of_entry(&entry_with(&now.base_url(), &[("former_base_urls", &former)]));
+    until("it is done", async || told.status(stored.clone()).await != Evidence::StillRunning).await;
     let evidence = told.status(stored).await;
     let Evidence::Settled(outcome) = &evidence else { panic!("{evidence:?}") };
     assert_eq!(succeeded(outcome).1, id);
