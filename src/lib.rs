@@ -34,6 +34,7 @@
 //! # Features
 //!
 //! `gateway` (default): the HTTP server, the command line and the programmable provider. Without it: the library alone.
+//! `tokenizers` (default): prompts are counted offline with the tokenizer of their model; a heavy build.
 //! `failpoints`: for the tests of deaths; a release build refuses it.
 
 pub mod attempt;
@@ -45,6 +46,7 @@ pub mod job;
 pub mod metrics;
 pub mod policy;
 pub mod provider;
+pub mod qualify;
 pub mod runtime;
 #[cfg(feature = "gateway")]
 pub mod server;

@@ -1,0 +1,422 @@
+//! Whether a provider has proved a route's contract: what was proved, by which certificate, and whether that covers *this* request.
+//!
+//! Two models behind one schema are not interchangeable. A route fails over only to a provider with a live certificate, and a
+//! certificate speaks of one contract: one route and provider, and every [`Part`] of what is sent there and of how answers are
+//! judged. What differs in one byte is another contract, and nothing is known of it. Unknown is "no".
+//!
+//! Plain data and pure functions; no clock, no I/O. Where certificates are kept is the store's business, who asks for them the
+//! runtime's (`runtime/certificates.rs`). How a certificate is earned: `qualify/suite.rs` is what a suite says, `qualify/runner.rs`
+//! runs it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::fingerprint::{canonical_json, hex, sha256};
+use crate::provider::Rendered;
+
+/// Longest endpoint or model name in a certificate, in characters. A longer one is bound by its hash.
+const SHOWN_CHARS_MAX: usize = 200;
+
+/// A part of what was proved.
+///
+/// In this order a denial names them: what a reader would look at first comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// Where requests go: the URL without its query.
+    Endpoint,
+    /// The model that is asked for, as the request names it.
+    Model,
+    /// How a request is made for the provider: method, path, headers, template of its body.
+    Template,
+    /// The chat template that its model is prompted with.
+    ChatTemplate,
+    /// The tokenizer of its model.
+    Tokenizer,
+    /// The JSON Schemas of inputs and outputs, and where the output stands.
+    Schema,
+    /// The route's assertions and those of the suite's cases.
+    Assertions,
+    /// Everything in the request's body beside the model that does not vary from request to request.
+    Parameters,
+    /// The suite as a whole.
+    Suite,
+}
+
+impl Part {
+    /// All parts, in the order of denials.
+    pub const ALL: [Part; 9] = [
+        Part::Endpoint,
+        Part::Model,
+        Part::Template,
+        Part::ChatTemplate,
+        Part::Tokenizer,
+        Part::Schema,
+        Part::Assertions,
+        Part::Parameters,
+        Part::Suite,
+    ];
+
+    /// The word in certificates, metrics and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Part::Endpoint => "endpoint",
+            Part::Model => "model",
+            Part::Template => "template",
+            Part::ChatTemplate => "chat_template",
+            Part::Tokenizer => "tokenizer",
+            Part::Schema => "schema",
+            Part::Assertions => "assertions",
+            Part::Parameters => "parameters",
+            Part::Suite => "suite",
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What a route asks of one of its providers, as far as the configuration tells: the parts that are the same for every request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contract {
+    /// The route.
+    pub route: String,
+    /// The provider.
+    pub provider: String,
+    /// SHA-256 in hexadecimal of each part that the configuration fixes; `""` for a part that it does not have.
+    pub fixed: BTreeMap<Part, String>,
+    /// JSON pointer to the model's name in a request.
+    pub model: String,
+    /// JSON pointers into a request's body to what varies from request to request; `""` for all of it.
+    pub vary: Vec<String>,
+}
+
+/// Every part of a contract for one request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Bindings(BTreeMap<Part, String>);
+
+impl Contract {
+    /// The contract for one request, as it is rendered for the provider.
+    pub fn bind(&self, rendered: &Rendered) -> Bindings {
+        let mut parts = self.fixed.clone();
+        let url = rendered.url.split(['?', '#']).next().unwrap_or_default();
+        parts.insert(Part::Endpoint, shown(&format!("{} {url}", rendered.method)));
+        let body: Option<Value> = serde_json::from_slice(&rendered.body).ok();
+        let model = body.as_ref().and_then(|body| body.pointer(&self.model)?.as_str()).unwrap_or_default();
+        parts.insert(Part::Model, shown(model));
+        parts.insert(Part::Parameters, self.parameters(&rendered.body));
+        Bindings(parts)
+    }
+
+    fn parameters(&self, body: &[u8]) -> String {
+        if self.vary.iter().any(String::is_empty) {
+            return String::new();
+        }
+        let mut ignored = self.vary.clone();
+        ignored.push(self.model.clone());
+        match canonical_json(body, &ignored) {
+            Some(text) => hex(&sha256(text.as_bytes())),
+            // Nothing in it can be told apart.
+            None => hex(&sha256(body)),
+        }
+    }
+}
+
+impl Bindings {
+    /// What a part is bound to; `""` for a part that is not there.
+    pub fn get(&self, part: Part) -> &str {
+        self.0.get(&part).map_or("", String::as_str)
+    }
+
+    /// The parts in which these differ from others.
+    pub fn differ(&self, other: &Bindings) -> Vec<Part> {
+        Part::ALL.into_iter().filter(|part| self.get(*part) != other.get(*part)).collect()
+    }
+
+    /// Names these bindings: SHA-256 over route, provider and every part, in hexadecimal.
+    pub fn hash(&self, route: &str, provider: &str) -> String {
+        let mut text = format!("{route}\n{provider}\n");
+        for part in Part::ALL {
+            text.push_str(&format!("{part} {}\n", self.get(part)));
+        }
+        hex(&sha256(text.as_bytes()))
+    }
+}
+
+fn shown(text: &str) -> String {
+    let is_plain = text.chars().count() <= SHOWN_CHARS_MAX && !text.chars().any(char::is_control);
+    if is_plain { text.to_owned() } else { format!("sha256:{}", hex(&sha256(text.as_bytes()))) }
+}
+
+/// A proof that a provider kept a contract.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Certificate {
+    /// Its name, 32 hexadecimal digits: attempts that it allowed carry it.
+    pub id: String,
+    /// The route.
+    pub route: String,
+    /// The provider.
+    pub provider: String,
+    /// What was proved.
+    pub bindings: Bindings,
+    /// The model that answered, by its own word; `""` if it names none.
+    pub answered_by: String,
+    /// Which build of it answered (`system_fingerprint`), if it says so; `""` if not.
+    pub fingerprint: String,
+    /// When it was issued, Unix ms.
+    pub issued_ms: u64,
+    /// From when on it proves nothing, Unix ms.
+    pub expires_ms: u64,
+    /// Who had it issued.
+    pub issued_by: String,
+    /// Runs that were decided.
+    pub runs: u32,
+    /// Of these, how many failed.
+    pub failures: u32,
+    /// Runs of which nothing can be said, for the provider did not answer.
+    pub inconclusive: u32,
+    /// SHA-256 of the report that is its evidence, in hexadecimal.
+    pub evidence: String,
+}
+
+/// Whether a certificate is good, beside its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// It is.
+    Live,
+    /// Not for now: the provider has changed, or its answers have, or somebody has doubts.
+    Suspended,
+    /// Never again.
+    Revoked,
+}
+
+/// A certificate as the store has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// What was issued.
+    pub certificate: Certificate,
+    /// Whether it is good.
+    pub standing: Standing,
+    /// Why it is not, in words; `""` while it is.
+    pub reason: String,
+    /// Who said so; `""` while it is.
+    pub by: String,
+}
+
+/// Why a provider may not take a job over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Denial {
+    /// Nothing was ever proved, or it is so long ago that nobody remembers.
+    NoCertificate,
+    /// Something else was proved: these parts differ.
+    Other {
+        /// In the order of [`Part::ALL`], 1 or more.
+        parts: Vec<Part>,
+    },
+    /// The proof is too old.
+    Expired {
+        /// Since when, Unix ms.
+        since_ms: u64,
+    },
+    /// Its certificate is suspended.
+    Suspended {
+        /// Why.
+        reason: String,
+    },
+    /// Its certificate is revoked.
+    Revoked {
+        /// Why.
+        reason: String,
+    },
+    /// Nobody can tell: the store does not answer, or what it has cannot be read.
+    Unreadable {
+        /// Why.
+        reason: String,
+    },
+    /// The route has no suite, so nothing can be proved.
+    NoSuite,
+}
+
+impl Denial {
+    /// The words of the metric's label, one for each kind; what differs is named by its first part.
+    pub const REASONS: [&str; 15] = [
+        "no_certificate",
+        "expired",
+        "suspended",
+        "revoked",
+        "unreadable",
+        "no_suite",
+        "endpoint",
+        "model",
+        "template",
+        "chat_template",
+        "tokenizer",
+        "schema",
+        "assertions",
+        "parameters",
+        "suite",
+    ];
+
+    /// The word for the metric's label.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Denial::NoCertificate => "no_certificate",
+            Denial::Expired { .. } => "expired",
+            Denial::Suspended { .. } => "suspended",
+            Denial::Revoked { .. } => "revoked",
+            Denial::Unreadable { .. } => "unreadable",
+            Denial::NoSuite => "no_suite",
+            Denial::Other { parts } => parts.first().map_or("no_certificate", |part| part.as_str()),
+        }
+    }
+}
+
+impl fmt::Display for Denial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Denial::NoCertificate => f.write_str("it has no certificate"),
+            Denial::NoSuite => f.write_str("the route has no suite by which it could be certified"),
+            Denial::Expired { .. } => f.write_str("its certificate has expired"),
+            Denial::Suspended { reason } => write!(f, "its certificate is suspended: {reason}"),
+            Denial::Revoked { reason } => write!(f, "its certificate is revoked: {reason}"),
+            Denial::Unreadable { reason } => write!(f, "its certificate cannot be read: {reason}"),
+            Denial::Other { parts } => {
+                f.write_str("its certificate is for another ")?;
+                for (place, part) in parts.iter().enumerate() {
+                    write!(f, "{}{part}", if place == 0 { "" } else { ", " })?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Decides whether what is kept of a route and provider covers a request.
+///
+/// A revoked or suspended certificate for the very same contract decides, whatever else was issued for it before. Of several for
+/// other contracts the nearest one explains the denial.
+///
+/// # Errors
+/// Why not.
+pub fn decide<'a>(wanted: &Bindings, kept: &'a [Kept], now_ms: u64) -> Result<&'a Certificate, Denial> {
+    let same = kept.iter().filter(|one| one.certificate.bindings == *wanted);
+    let Some(newest) = same.max_by_key(|one| (one.certificate.issued_ms, one.certificate.id.clone())) else {
+        let nearest = kept.iter().map(|one| wanted.differ(&one.certificate.bindings)).min_by_key(Vec::len);
+        return Err(nearest.map_or(Denial::NoCertificate, |parts| Denial::Other { parts }));
+    };
+    match newest.standing {
+        Standing::Revoked => Err(Denial::Revoked { reason: newest.reason.clone() }),
+        Standing::Suspended => Err(Denial::Suspended { reason: newest.reason.clone() }),
+        Standing::Live if newest.certificate.expires_ms <= now_ms => {
+            Err(Denial::Expired { since_ms: newest.certificate.expires_ms })
+        }
+        Standing::Live => Ok(&newest.certificate),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn contract() -> Contract {
+        let fixed = [(Part::Template, "t"), (Part::Schema, "s"), (Part::Assertions, "a"), (Part::Suite, "u")];
+        Contract {
+            route: "chat".to_owned(),
+            provider: "laser".to_owned(),
+            fixed: fixed.into_iter().map(|(part, hash)| (part, hash.to_owned())).collect(),
+            model: "/model".to_owned(),
+            vary: vec!["/messages".to_owned(), "/stream".to_owned()],
+        }
+    }
+
+    fn rendered(url: &str, body: &str) -> Rendered {
+        Rendered { method: "POST".to_owned(), url: url.to_owned(), headers: Vec::new(), body: Arc::from(body.as_bytes()) }
+    }
+
+    const URL: &str = "https://laser.example/v1/chat";
+    const BODY: &str = r#"{"model":"m-1","temperature":0,"messages":[{"role":"user","content":"hi"}]}"#;
+
+    fn kept(bindings: &Bindings, standing: Standing) -> Kept {
+        let certificate = Certificate {
+            id: "0".repeat(32),
+            route: "chat".to_owned(),
+            provider: "laser".to_owned(),
+            bindings: bindings.clone(),
+            answered_by: "m-1".to_owned(),
+            fingerprint: String::new(),
+            issued_ms: 1_000,
+            expires_ms: 2_000,
+            issued_by: "alice".to_owned(),
+            runs: 3,
+            failures: 0,
+            inconclusive: 0,
+            evidence: String::new(),
+        };
+        Kept { certificate, standing, reason: "doubts".to_owned(), by: "bob".to_owned() }
+    }
+
+    #[test]
+    fn what_varies_is_covered_and_one_byte_of_anything_else_is_not() {
+        let contract = contract();
+        let certified = contract.bind(&rendered(URL, BODY));
+        let kept = [kept(&certified, Standing::Live)];
+        let asked = |url: &str, body: &str| decide(&contract.bind(&rendered(url, body)), &kept, 1_500).map(|one| one.id.clone());
+        assert!(asked(URL, BODY).is_ok());
+        assert!(asked(&format!("{URL}?trace=1"), BODY).is_ok());
+        assert!(asked(URL, r#"{"stream":true,"messages":[],"temperature":0,"model":"m-1"}"#).is_ok());
+        let other = |parts: &[Part]| Err(Denial::Other { parts: parts.to_vec() });
+        assert_eq!(asked("https://laser.example/v2/chat", BODY), other(&[Part::Endpoint]));
+        assert_eq!(asked(URL, &BODY.replace("m-1", "m-2")), other(&[Part::Model]));
+        assert_eq!(asked(URL, &BODY.replace(":0", ":1")), other(&[Part::Parameters]));
+        assert_eq!(asked(URL, "not json"), other(&[Part::Model, Part::Parameters]));
+        for part in [Part::Template, Part::ChatTemplate, Part::Tokenizer, Part::Schema, Part::Assertions, Part::Suite] {
+            let mut changed = contract.clone();
+            changed.fixed.insert(part, "other".to_owned());
+            let denied = decide(&changed.bind(&rendered(URL, BODY)), &kept, 1_500).unwrap_err();
+            assert_eq!(denied, Denial::Other { parts: vec![part] });
+            assert_eq!(denied.word(), part.as_str());
+        }
+    }
+
+    #[test]
+    fn only_a_live_certificate_in_its_time_is_a_yes() {
+        let wanted = contract().bind(&rendered(URL, BODY));
+        let decided = |standing, now_ms| decide(&wanted, &[kept(&wanted, standing)], now_ms).map(|one| one.expires_ms);
+        assert_eq!(decided(Standing::Live, 1_999), Ok(2_000));
+        assert_eq!(decided(Standing::Live, 2_000), Err(Denial::Expired { since_ms: 2_000 }));
+        assert_eq!(decided(Standing::Suspended, 1_500), Err(Denial::Suspended { reason: "doubts".to_owned() }));
+        assert_eq!(decided(Standing::Revoked, 1_500), Err(Denial::Revoked { reason: "doubts".to_owned() }));
+        assert_eq!(decide(&wanted, &[], 1_500), Err(Denial::NoCertificate));
+    }
+
+    #[test]
+    fn a_newer_word_on_the_same_contract_decides() {
+        let wanted = contract().bind(&rendered(URL, BODY));
+        let old = kept(&wanted, Standing::Revoked);
+        let mut new = kept(&wanted, Standing::Live);
+        new.certificate.issued_ms += 1;
+        assert!(decide(&wanted, &[old.clone(), new.clone()], 1_500).is_ok());
+        (new.standing, new.reason) = (Standing::Suspended, "drift".to_owned());
+        assert_eq!(decide(&wanted, &[new, old], 1_500), Err(Denial::Suspended { reason: "drift".to_owned() }));
+    }
+
+    #[test]
+    fn every_denial_has_a_word_of_the_metric() {
+        for part in Part::ALL {
+            assert!(Denial::REASONS.contains(&part.as_str()), "{part}");
+        }
+        for denial in [Denial::NoCertificate, Denial::NoSuite, Denial::Expired { since_ms: 0 }] {
+            assert!(Denial::REASONS.contains(&denial.word()), "{denial}");
+        }
+    }
+}
