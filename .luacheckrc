@@ -5,6 +5,7 @@
 stds.redis = {
    read_globals = {
       'ARGV', 'KEYS', 'error', 'ipairs', 'next', 'pairs', 'pcall', 'select', 'tonumber', 'tostring', 'type', 'unpack',
+      cjson = { fields = { 'decode', 'encode' } },
       cmsgpack = { fields = { 'pack', 'unpack' } },
       math = { fields = { 'floor', 'max', 'min' } },
       redis = { fields = { 'call', 'pcall', 'sha1hex' } },

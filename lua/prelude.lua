@@ -17,6 +17,9 @@ local REPORTS_MAX = 32    -- the last reports about a provider that are known ag
 local LAPSED_MAX = 32     -- lapsed permits that one call takes away
 local SLICES = 10         -- parts of a breaker's window
 local MODEL_IDLE_MS = 600000    -- a closed breaker that nobody asked for so long gives its place to another model
+local CERTIFICATES_MAX = 8   -- certificates of one route and provider that are kept
+local CERTIFICATE_EVENTS_MAX = 64   -- the last words on them
+local CERTIFICATE_KEEP_MS = 2592000000   -- how long a certificate is known after it has expired: thirty days
 local GUARD_LIFE_MS = 172800000   -- how long what is known of a provider outlives its last change: longer than any breaker is open
 
 -- The record of a job.
@@ -438,4 +441,31 @@ local function open_breaker(breaker, now, open)
   breaker[B.probe_lease_ms] = 0
   breaker[B.calls] = {}
   breaker[B.failures] = {}
+end
+
+-- What is kept of each certificate, before its name.
+local CERTIFICATE_FIELDS = { 'certificate:', 'standing:', 'by:', 'reason:' }
+
+-- The names of the certificates that are kept, the newest first.
+local function certificate_ids(key)
+  local ids = {}
+  for id in (redis.call('HGET', key, 'ids') or ''):gmatch('%x+') do
+    ids[#ids + 1] = id
+  end
+  return ids
+end
+
+local function certificate_events(key)
+  local ok, events = pcall(cjson.decode, redis.call('HGET', key, 'events') or '[]')
+  if not ok or type(events) ~= 'table' then
+    fault('BADRECORD', 'the events of certificates are not JSON')
+  end
+  return events
+end
+
+local function certificate_event(events, now, event, id, by, reason)
+  events[#events + 1] = { at_ms = now, event = event, id = id, by = by, reason = reason }
+  if #events > CERTIFICATE_EVENTS_MAX then
+    table.remove(events, 1)
+  end
 end

@@ -198,6 +198,22 @@ pub enum Standing {
     Revoked,
 }
 
+impl Standing {
+    /// The word in the store and in messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Standing::Live => "live",
+            Standing::Suspended => "suspended",
+            Standing::Revoked => "revoked",
+        }
+    }
+
+    /// The standing of that word.
+    pub fn of(word: &str) -> Option<Self> {
+        [Standing::Live, Standing::Suspended, Standing::Revoked].into_iter().find(|standing| standing.as_str() == word)
+    }
+}
+
 /// A certificate as the store has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {

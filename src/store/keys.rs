@@ -61,6 +61,21 @@ impl Keys {
         format!("{}:permits:{{{provider}}}", self.prefix)
     }
 
+    /// What was proved of a route and provider: HASH.
+    pub(crate) fn certificates(&self, pair: &str) -> String {
+        format!("{}:certificate:{{{pair}}}", self.prefix)
+    }
+
+    /// The report that is a certificate's evidence: STRING.
+    pub(crate) fn evidence(&self, id: &str) -> String {
+        format!("{}:evidence:{{{id}}}", self.prefix)
+    }
+
+    /// Which routes and providers have certificates, a hint: ZSET.
+    pub(crate) fn certified(&self) -> String {
+        format!("{}:certificates", self.prefix)
+    }
+
     /// The schema, and which store this is: HASH.
     pub(crate) fn meta(&self) -> String {
         format!("{}:meta", self.prefix)

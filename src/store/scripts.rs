@@ -49,6 +49,8 @@ scripts! {
     ReportCall "report_call",
     ExtendPermits "extend_permits",
     ExtendAsk "extend_ask",
+    IssueCertificate "issue_certificate",
+    MarkCertificate "mark_certificate",
 }
 
 struct Composed {

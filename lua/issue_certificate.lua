@@ -1,0 +1,52 @@
+#!lua flags=allow-oom
+--[[
+issue_certificate: keep a certificate of a route and provider, live from now on.
+
+What is issued never changes; only its standing does (mark_certificate). The newest CERTIFICATES_MAX are kept: the one that was issued
+first goes first, so that a word on a contract never goes before an older word on the same.
+
+A caller that lost our reply sends the same call again and is answered "repeated".
+
+KEYS
+  [1] certificates  HASH, what was proved of the route and provider (docs/PROTOCOL.md)
+ARGV
+  [1] token        16 bytes, new for each call
+  [2] id           the certificate's name, 32 hexadecimal digits
+  [3] certificate  JSON, as issued
+  [4] by           text, who had it issued
+  [5] life_ms      how long it proves anything, 1 or more
+REPLY { status, script, token, detail… }
+  issued          it is kept
+  repeated        it was kept before; nothing changed
+WRITES the certificates, unless the reply is "repeated"
+COST   O(certificates + events)
+]]
+local token, id, certificate, by, life = ARGV[1], ARGV[2], ARGV[3], ARGV[4], number_of(ARGV[5], 'life_ms')
+ECHO = token
+if #token ~= 16 or not id:match('^%x+$') or #id ~= 32 or certificate == '' or life < 1 then
+  fault('BADARG', 'token is 16 bytes, id 32 hexadecimal digits, a certificate is JSON, life_ms is 1 or more')
+end
+if redis.call('HEXISTS', KEYS[1], 'certificate:' .. id) == 1 then
+  return reply('repeated')
+end
+
+local now = clock()
+local ids = certificate_ids(KEYS[1])
+table.insert(ids, 1, id)
+local gone = {}
+for i = #ids, CERTIFICATES_MAX + 1, -1 do
+  for _, field in ipairs(CERTIFICATE_FIELDS) do
+    gone[#gone + 1] = field .. ids[i]
+  end
+  ids[i] = nil
+end
+if #gone > 0 then
+  redis.call('HDEL', KEYS[1], unpack(gone))
+end
+local events = certificate_events(KEYS[1])
+certificate_event(events, now, 'issued', id, by, '')
+redis.call('HSET', KEYS[1], 'certificate:' .. id, certificate, 'standing:' .. id, 'live', 'by:' .. id, '', 'reason:' .. id, '',
+  'ids', table.concat(ids, ' '), 'events', cjson.encode(events))
+local left = redis.call('PTTL', KEYS[1])
+redis.call('PEXPIRE', KEYS[1], text(math.max(left, life + CERTIFICATE_KEEP_MS)))
+return reply('issued')

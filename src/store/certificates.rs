@@ -1,0 +1,196 @@
+//! What providers have proved: certificates, their standing, and the reports that are their evidence.
+//!
+//! One HASH for a route and provider, whatever the number of jobs; the rules stand in `lua/issue_certificate.lua` and
+//! `lua/mark_certificate.lua`. Nothing here remembers anything: whoever decides about a failover reads what stands at that moment.
+
+use std::collections::HashMap;
+
+use redis::Value;
+use serde::Deserialize;
+
+use crate::attempt::AttemptToken;
+use crate::error::StoreError;
+use crate::fingerprint::{hex, sha256};
+use crate::qualify::{Certificate, Kept, Standing};
+use crate::store::call::{Around, Call};
+use crate::store::transitions::{Argument as _, arguments};
+use crate::store::{Script, Store};
+
+/// Largest report that is kept as evidence, in bytes.
+pub const EVIDENCE_BYTES_MAX: usize = 1 << 20;
+/// Longest reason and longest name of who said so, in characters.
+const WORDS_CHARS_MAX: usize = 500;
+/// How long evidence outlives its certificate, in ms: as long as the certificate is known.
+const EVIDENCE_KEEP_MS: u64 = 30 * 24 * 3_600_000;
+/// Most routes and providers that are listed.
+const PAIRS_MAX: usize = 10_000;
+
+/// What came of a word on certificates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stood {
+    /// So many stand otherwise than before.
+    Changed(u64),
+    /// They stood so already.
+    Repeated,
+    /// Revoked ones stay revoked.
+    Refused,
+    /// There is none of that name.
+    NotFound,
+}
+
+/// What happened to a certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, serde::Serialize)]
+pub struct CertificateEvent {
+    /// When, Unix ms, by Redis' clock.
+    pub at_ms: u64,
+    /// `issued`, `suspended`, `reinstated` or `revoked`.
+    pub event: String,
+    /// Which certificate.
+    pub id: String,
+    /// Who said so.
+    pub by: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// A route and provider, as a name in keys.
+fn pair(route: &str, provider: &str) -> String {
+    hex(&sha256(format!("{route}\n{provider}").as_bytes())[..16])
+}
+
+impl Store {
+    /// Keeps a certificate, live from now on, and its evidence.
+    ///
+    /// # Errors
+    /// Any: the same call again. `Fatal` (`BADARG`) for a report beyond [`EVIDENCE_BYTES_MAX`].
+    pub async fn issue_certificate(&self, certificate: &Certificate, evidence: &[u8]) -> Result<(), StoreError> {
+        if evidence.len() > EVIDENCE_BYTES_MAX {
+            let what = format!("the report has {} bytes; the limit is {EVIDENCE_BYTES_MAX}", evidence.len());
+            return Err(StoreError::fatal("BADARG", what));
+        }
+        let Certificate { id, route, provider, issued_ms, expires_ms, issued_by, .. } = certificate;
+        let life_ms = expires_ms.saturating_sub(*issued_ms).max(1);
+        // A hint, written first: one that leads nowhere is harmless.
+        let mut index = redis::cmd("ZADD");
+        index.arg(self.inner.keys.certified()).arg(*expires_ms).arg(format!("{route}\n{provider}"));
+        self.command(index).await?;
+        let mut keep = redis::cmd("SET");
+        keep.arg(self.inner.keys.evidence(id)).arg(evidence).arg("PX").arg(life_ms + EVIDENCE_KEEP_MS);
+        self.command(keep).await?;
+        let json = serde_json::to_string(certificate).map_err(|error| StoreError::fatal("BADARG", error))?;
+        let token = AttemptToken::random();
+        let by = shortened(issued_by);
+        let arguments = arguments![token, id.as_str(), json.as_str(), by.as_str(), life_ms];
+        let key = self.inner.keys.certificates(&pair(route, provider));
+        let call = Call::new(Script::IssueCertificate, &[&key], arguments, token.as_bytes().to_vec());
+        let reply = self.run(&call, &Around::default()).await?;
+        match reply.status() {
+            "issued" | "repeated" => Ok(()),
+            _ => Err(reply.unknown_status()),
+        }
+    }
+
+    /// Says how certificates of a route and provider stand: one of them, or all that are kept.
+    ///
+    /// # Errors
+    /// Any: the same call again.
+    pub async fn mark_certificate(
+        &self,
+        (route, provider): (&str, &str),
+        id: Option<&str>,
+        standing: Standing,
+        (by, reason): (&str, &str),
+    ) -> Result<Stood, StoreError> {
+        let token = AttemptToken::random();
+        let (by, reason) = (shortened(by), shortened(reason));
+        let arguments = arguments![token, id.unwrap_or_default(), standing.as_str(), by.as_str(), reason.as_str()];
+        let key = self.inner.keys.certificates(&pair(route, provider));
+        let call = Call::new(Script::MarkCertificate, &[&key], arguments, token.as_bytes().to_vec());
+        let mut reply = self.run(&call, &Around::default()).await?;
+        match reply.status() {
+            "marked" => Ok(Stood::Changed(reply.parse()?)),
+            "repeated" => Ok(Stood::Repeated),
+            "refused" => Ok(Stood::Refused),
+            "not_found" => Ok(Stood::NotFound),
+            _ => Err(reply.unknown_status()),
+        }
+    }
+
+    /// Reads the certificates of a route and provider, the newest first.
+    ///
+    /// # Errors
+    /// `Fatal` (`BADCERTIFICATE`) for what cannot be read: then nothing is proved.
+    pub async fn certificates(&self, route: &str, provider: &str) -> Result<Vec<Kept>, StoreError> {
+        let fields = self.certificate_fields(route, provider).await?;
+        let text = |name: &str| fields.get(name).map(String::as_str).unwrap_or_default();
+        let ids = text("ids").split(' ').filter(|id| !id.is_empty());
+        ids.map(|id| {
+            let bad = |what: String| StoreError::fatal("BADCERTIFICATE", format!("{route}, {provider}, {id}: {what}"));
+            let json = text(&format!("certificate:{id}"));
+            let certificate: Certificate = serde_json::from_str(json).map_err(|error| bad(error.to_string()))?;
+            if (certificate.route.as_str(), certificate.provider.as_str(), certificate.id.as_str()) != (route, provider, id) {
+                return Err(bad("it is another one's".to_owned()));
+            }
+            let standing = text(&format!("standing:{id}"));
+            let standing = Standing::of(standing).ok_or_else(|| bad(format!("it stands {standing:?}")))?;
+            let (by, reason) = (text(&format!("by:{id}")).to_owned(), text(&format!("reason:{id}")).to_owned());
+            Ok(Kept { certificate, standing, reason, by })
+        })
+        .collect()
+    }
+
+    /// Reads what happened to the certificates of a route and provider, the oldest first.
+    ///
+    /// # Errors
+    /// As [`Store::certificates`].
+    pub async fn certificate_events(&self, route: &str, provider: &str) -> Result<Vec<CertificateEvent>, StoreError> {
+        let fields = self.certificate_fields(route, provider).await?;
+        let Some(events) = fields.get("events") else { return Ok(Vec::new()) };
+        serde_json::from_str(events).map_err(|error| StoreError::fatal("BADCERTIFICATE", format!("{route}, {provider}: {error}")))
+    }
+
+    /// Lists the routes and providers that have had certificates.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn certified_pairs(&self) -> Result<Vec<(String, String)>, StoreError> {
+        let mut range = redis::cmd("ZREVRANGE");
+        range.arg(self.inner.keys.certified()).arg(0).arg(PAIRS_MAX - 1);
+        let bad = |_| StoreError::fatal("BADCERTIFICATE", "the index is no list of texts");
+        let members: Vec<String> = redis::from_redis_value(self.command(range).await?).map_err(bad)?;
+        let mut pairs: Vec<(String, String)> = members
+            .iter()
+            .filter_map(|member| member.split_once('\n'))
+            .map(|(route, provider)| (route.to_owned(), provider.to_owned()))
+            .collect();
+        pairs.sort();
+        Ok(pairs)
+    }
+
+    /// Reads the report that is a certificate's evidence; `None` once it is forgotten.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn evidence(&self, id: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let mut get = redis::cmd("GET");
+        get.arg(self.inner.keys.evidence(id));
+        match self.command(get).await? {
+            Value::Nil => Ok(None),
+            Value::BulkString(bytes) => Ok(Some(bytes)),
+            _ => Err(StoreError::fatal("BADCERTIFICATE", "the evidence is no text")),
+        }
+    }
+
+    async fn certificate_fields(&self, route: &str, provider: &str) -> Result<HashMap<String, String>, StoreError> {
+        let mut read = redis::cmd("HGETALL");
+        read.arg(self.inner.keys.certificates(&pair(route, provider)));
+        let fields = self.command(read).await?;
+        let bad = |error| StoreError::fatal("BADCERTIFICATE", format!("{route}, {provider}: {error}"));
+        redis::from_redis_value(fields).map_err(bad)
+    }
+}
+
+fn shortened(words: &str) -> String {
+    let shown = |c: char| if c.is_control() { ' ' } else { c };
+    words.chars().take(WORDS_CHARS_MAX).map(shown).collect()
+}
