@@ -114,6 +114,7 @@ fn route(provider_total: Duration) -> Route {
             backoff: Duration::from_millis(200),
         },
         fingerprint_ignore: Vec::new(),
+        proof: onejob::runtime::Proof::default(),
         validator: None,
         reconcile: Reconcile::default(),
         tracked: None,

@@ -9,6 +9,7 @@
 
 use std::time::Duration;
 
+use crate::qualify::Denial;
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
 /// Submits by result: `created`, `existing`, `conflict`, `gone`, `collision`, `refused`, `error`.
@@ -46,8 +47,16 @@ pub const ADOPTIONS: &str = "onejob_adoptions_total";
 pub const SWEEPS: &str = "onejob_sweeps_total";
 /// Connections to Redis built anew, by why: `broken`, `readonly`, `timeouts`, `foreign`.
 pub const LANES_REBUILT: &str = "onejob_lanes_rebuilt_total";
-/// Failovers that were not allowed, by route.
+/// Failovers that were not allowed, by route and reason.
 pub const FAILOVERS_DENIED: &str = "onejob_failovers_denied_total";
+/// Failovers that would not have been allowed, had the gate not been `shadow`, by route and reason.
+pub const FAILOVERS_SHADOWED: &str = "onejob_failovers_shadowed_total";
+/// 1 while a route's failovers need no certificate, by route.
+pub const GATE_OPEN: &str = "onejob_gate_open";
+/// For how long the newest certificate of a provider is still good, by route and provider; 0 for none.
+pub const CERTIFICATE_EXPIRES: &str = "onejob_certificate_expires_seconds";
+/// Certificates that this gateway suspended, by route and why: `drift`, `invalid`.
+pub const CERTIFICATES_SUSPENDED: &str = "onejob_certificates_suspended_total";
 /// Answers that were not as their route requires, by route.
 pub const OUTPUTS_INVALID: &str = "onejob_outputs_invalid_total";
 /// Attempts that were not sent because their lease had run out.
@@ -110,6 +119,8 @@ const SCRIPTS: &[&str] = &[
     "report_call",
     "extend_permits",
     "extend_ask",
+    "issue_certificate",
+    "mark_certificate",
 ];
 const ERROR_CLASSES: &[&str] = &["not_executed", "ambiguous", "fatal"];
 const SWEPT: &[&str] = &["aborted", "unknown", "poisoned", "deadline", "stripped", "hint_dropped", "hint_repaired"];
@@ -140,6 +151,7 @@ pub(crate) const OPERATIONS: &[&str] = &[
 ];
 /// What keeps a call from a provider.
 const REFUSED_WHY: &[&str] = &["hold", "breaker", "probe", "permits", "rate", "budget", "store"];
+const SUSPENDED_WHY: &[&str] = &["drift", "invalid"];
 const STATUS_CLASSES: &[&str] = &["1xx", "2xx", "3xx", "4xx", "5xx"];
 
 /// One metric, as dashboards, alerts and tests know it.
@@ -221,7 +233,7 @@ impl Metric {
 }
 
 /// Every metric, for dashboards and tests, in the order of their names above.
-pub const ALL: [Metric; 33] = [
+pub const ALL: [Metric; 37] = [
     Metric::counter(SUBMITS, "Submits by result.", &[("result", Values::Words(SUBMIT_RESULTS))]),
     Metric::counter(
         ATTEMPTS,
@@ -259,7 +271,27 @@ pub const ALL: [Metric; 33] = [
     Metric::counter(ADOPTIONS, "Jobs of other gateways that this one went on with.", &[]),
     Metric::counter(SWEEPS, "What the sweeper did.", &[("what", Values::Words(SWEPT))]),
     Metric::counter(LANES_REBUILT, "Connections to Redis built anew.", &[("why", Values::Words(REBUILT_WHY))]),
-    Metric::counter(FAILOVERS_DENIED, "Failovers that were not allowed, by route.", &[("route", Values::Routes)]),
+    Metric::counter(
+        FAILOVERS_DENIED,
+        "Failovers that were not allowed, by route and reason.",
+        &[("route", Values::Routes), ("reason", Values::Words(&Denial::REASONS))],
+    ),
+    Metric::counter(
+        FAILOVERS_SHADOWED,
+        "Failovers that gate = shadow let pass and enforce would not, by route and reason.",
+        &[("route", Values::Routes), ("reason", Values::Words(&Denial::REASONS))],
+    ),
+    Metric::gauge(GATE_OPEN, "1 while a route's failovers need no certificate.", &[("route", Values::Routes)]),
+    Metric::gauge(
+        CERTIFICATE_EXPIRES,
+        "For how long the newest certificate of a provider is still good; 0 for none.",
+        &[("route", Values::Routes), ("provider", Values::Providers)],
+    ),
+    Metric::counter(
+        CERTIFICATES_SUSPENDED,
+        "Certificates that this gateway suspended.",
+        &[("route", Values::Routes), ("why", Values::Words(SUSPENDED_WHY))],
+    ),
     Metric::counter(OUTPUTS_INVALID, "Answers that were not as their route requires.", &[("route", Values::Routes)]),
     Metric::counter(FENCED, "Attempts not sent because their lease had run out.", &[]),
     Metric::counter(
@@ -407,8 +439,27 @@ pub(crate) fn lane_rebuilt(why: &'static str) {
     counter!(LANES_REBUILT, "why" => why).increment(1);
 }
 
-pub(crate) fn failover_denied(route: &str) {
-    counter!(FAILOVERS_DENIED, "route" => route.to_owned()).increment(1);
+pub(crate) fn failover_denied(route: &str, reason: &'static str) {
+    debug_assert!(Denial::REASONS.contains(&reason), "{reason}");
+    counter!(FAILOVERS_DENIED, "route" => route.to_owned(), "reason" => reason).increment(1);
+}
+
+pub(crate) fn failover_shadowed(route: &str, reason: &'static str) {
+    debug_assert!(Denial::REASONS.contains(&reason), "{reason}");
+    counter!(FAILOVERS_SHADOWED, "route" => route.to_owned(), "reason" => reason).increment(1);
+}
+
+pub(crate) fn gate_open(route: &str, open: bool) {
+    gauge!(GATE_OPEN, "route" => route.to_owned()).set(f64::from(u8::from(open)));
+}
+
+pub(crate) fn certificate_expires(route: &str, provider: &str, left: Duration) {
+    gauge!(CERTIFICATE_EXPIRES, "route" => route.to_owned(), "provider" => provider.to_owned()).set(left.as_secs_f64());
+}
+
+pub(crate) fn certificate_suspended(route: &str, why: &'static str) {
+    debug_assert!(SUSPENDED_WHY.contains(&why), "{why}");
+    counter!(CERTIFICATES_SUSPENDED, "route" => route.to_owned(), "why" => why).increment(1);
 }
 
 pub(crate) fn output_invalid(route: &str) {

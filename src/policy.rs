@@ -92,15 +92,45 @@ impl<'de> Deserialize<'de> for FailoverOn {
     }
 }
 
-/// Whether a job may go to another provider than the one that failed.
+/// Whether a job may go to another provider than its route's first one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gate {
-    /// Only to a certified one. There are no certificates yet, so: to none.
+    /// Only to one that has proved the same contract.
     #[default]
     Enforce,
-    /// To any provider of the route: somebody decided that they are interchangeable.
+    /// To any; what would have been denied is counted.
+    Shadow,
+    /// To any: somebody decided that they are interchangeable.
     Off,
+}
+
+/// To which providers of a route a job may go, by their place. To the first one always: it is the owner's own choice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Open(Vec<bool>);
+
+impl Open {
+    /// To all.
+    pub fn all(providers: usize) -> Self {
+        Open(vec![true; providers])
+    }
+
+    /// To the first one alone.
+    pub fn first(providers: usize) -> Self {
+        Open((0..providers).map(|place| place == 0).collect())
+    }
+
+    /// Lets jobs go there too.
+    pub fn add(&mut self, place: usize) {
+        if let Some(open) = self.0.get_mut(place) {
+            *open = true;
+        }
+    }
+
+    /// Whether a job may go there.
+    pub fn is(&self, place: usize) -> bool {
+        place == 0 || self.0.get(place).copied().unwrap_or(false)
+    }
 }
 
 /// A route's rules about what comes next.
@@ -136,20 +166,11 @@ pub enum Next {
         provider: usize,
         /// After how long.
         delay: Duration,
-        /// Whether another provider would have been next, but the gate is closed.
-        gate: GateSaid,
+        /// Who would have been next, had the gate not kept the job from there.
+        denied: Option<usize>,
     },
     /// The job ends with this failure.
     End(Ending),
-}
-
-/// Whether the gate kept a job from another provider.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GateSaid {
-    /// It was not asked, or it is open.
-    Nothing,
-    /// It denied a failover.
-    Denied,
 }
 
 /// Why no other attempt begins.
@@ -177,10 +198,11 @@ impl Plan {
     /// Decides what comes after the last of these tries.
     ///
     /// `retry_after` is how long the provider that failed last wants to be left alone: it is honoured for that provider, and a
-    /// wait beyond the deadline ends the job at once. `remaining` is what is left of the job's deadline.
-    pub fn after(&self, tries: &[Try], retry_after: Option<Duration>, remaining: Option<Duration>) -> Next {
+    /// wait beyond the deadline ends the job at once. `remaining` is what is left of the job's deadline. A provider to which the job
+    /// may not go is passed over; where it may go to no other one, it stays where it is or comes back to the first.
+    pub fn after(&self, tries: &[Try], retry_after: Option<Duration>, remaining: Option<Duration>, open: &Open) -> Next {
         let Some(last) = tries.last() else {
-            return Next::Begin { provider: 0, delay: Duration::ZERO, gate: GateSaid::Nothing };
+            return Next::Begin { provider: 0, delay: Duration::ZERO, denied: None };
         };
         if !self.failover_on.contains(&last.failure) {
             return Next::End(Ending::NotInFailoverOn);
@@ -191,11 +213,7 @@ impl Plan {
         if tries.len() - unsent >= sent_max || unsent >= UNSENT_MAX {
             return Next::End(Ending::AttemptsExhausted);
         }
-        let wanted = (last.provider + 1) % self.providers.max(1);
-        let (provider, gate) = match self.gate {
-            Gate::Enforce if wanted != last.provider => (last.provider, GateSaid::Denied),
-            Gate::Enforce | Gate::Off => (wanted, GateSaid::Nothing),
-        };
+        let (provider, denied) = self.beside(last.provider, open);
         let before = tries.iter().filter(|one| one.provider == provider).count();
         let mut delay = if before == 0 { Duration::ZERO } else { self.backoff_before(before) };
         if provider == last.provider
@@ -205,28 +223,31 @@ impl Plan {
         }
         match remaining {
             Some(remaining) if delay >= remaining => Next::End(Ending::Deadline),
-            _ => Next::Begin { provider, delay, gate },
+            _ => Next::Begin { provider, delay, denied },
         }
     }
 
-    /// The provider at which a race's next attempt begins: the one after the last, or the same where the gate is closed.
-    pub fn beside(&self, last: usize) -> usize {
-        match self.gate {
-            Gate::Enforce => last,
-            Gate::Off => (last + 1) % self.providers.max(1),
-        }
+    /// The provider after this one to which the job may go, and the nearest before it to which it may not.
+    pub fn beside(&self, last: usize, open: &Open) -> (usize, Option<usize>) {
+        let providers = self.providers.max(1);
+        let round = (1..=providers).map(|step| (last + step) % providers);
+        let next = round.clone().find(|place| open.is(*place)).unwrap_or(0);
+        let denied = round.take_while(|place| *place != next).next();
+        (next, denied)
     }
 
     /// The other providers at which an attempt may begin instead, in order, where our own protection keeps it from this one.
-    pub fn elsewhere(&self, place: usize) -> impl Iterator<Item = usize> + use<> {
-        let open = self.gate == Gate::Off && self.failover_on.contains(&FailoverOn::NotSent);
-        let (providers, others) = (self.providers.max(1), if open { self.providers.max(1) - 1 } else { 0 });
-        (1..=others).map(move |step| (place + step) % providers)
+    pub fn elsewhere(&self, place: usize, open: &Open) -> Vec<usize> {
+        if !self.failover_on.contains(&FailoverOn::NotSent) {
+            return Vec::new();
+        }
+        let providers = self.providers.max(1);
+        (1..providers).map(|step| (place + step) % providers).filter(|place| open.is(*place)).collect()
     }
 
     /// What comes after a try whose end was found out later. The delay is left to the record.
     pub fn after_all(&self, tries: &[Try], remaining: Option<Duration>) -> Result<(), Ending> {
-        match self.after(tries, None, remaining) {
+        match self.after(tries, None, remaining, &Open::first(self.providers)) {
             Next::Begin { .. } => Ok(()),
             Next::End(ending) => Err(ending),
         }
@@ -362,40 +383,57 @@ mod tests {
         Try { provider, failure: FailoverOn::NotSent }
     }
 
-    fn begin(provider: usize, delay_ms: u64, gate: GateSaid) -> Next {
-        Next::Begin { provider, delay: Duration::from_millis(delay_ms), gate }
+    fn begin(provider: usize, delay_ms: u64, denied: Option<usize>) -> Next {
+        Next::Begin { provider, delay: Duration::from_millis(delay_ms), denied }
+    }
+
+    fn open(providers: usize, places: &[usize]) -> Open {
+        let mut open = Open::first(providers);
+        places.iter().for_each(|place| open.add(*place));
+        open
     }
 
     #[test]
-    fn an_open_gate_lets_the_next_provider_begin_at_once() {
-        let plan = plan(2, Gate::Off);
-        assert_eq!(plan.after(&[not_sent(0)], None, None), begin(1, 0, GateSaid::Nothing));
-        assert_eq!(plan.after(&[not_sent(0), not_sent(1)], None, None), begin(0, 200, GateSaid::Nothing));
+    fn where_all_may_be_entered_the_next_provider_begins_at_once() {
+        let (plan, all) = (plan(2, Gate::Off), Open::all(2));
+        assert_eq!(plan.after(&[not_sent(0)], None, None, &all), begin(1, 0, None));
+        assert_eq!(plan.after(&[not_sent(0), not_sent(1)], None, None, &all), begin(0, 200, None));
     }
 
     #[test]
-    fn a_closed_gate_keeps_the_job_at_its_provider_and_says_so() {
-        let plan = plan(2, Gate::Enforce);
-        assert_eq!(plan.after(&[not_sent(0)], None, None), begin(0, 200, GateSaid::Denied));
-        assert_eq!(plan.after(&[not_sent(0), not_sent(0)], None, None), begin(0, 400, GateSaid::Denied));
+    fn a_closed_gate_keeps_the_job_at_its_first_provider_and_says_who_was_denied() {
+        let (plan, first) = (plan(2, Gate::Enforce), Open::first(2));
+        assert_eq!(plan.after(&[not_sent(0)], None, None, &first), begin(0, 200, Some(1)));
+        assert_eq!(plan.after(&[not_sent(0), not_sent(0)], None, None, &first), begin(0, 400, Some(1)));
     }
 
     #[test]
-    fn what_we_keep_from_a_provider_goes_elsewhere_only_where_what_was_not_sent_may() {
-        let elsewhere = |plan: &Plan, place| plan.elsewhere(place).collect::<Vec<_>>();
-        assert_eq!(elsewhere(&plan(3, Gate::Off), 1), [2, 0]);
-        assert_eq!(elsewhere(&plan(1, Gate::Off), 0), [0; 0]);
-        assert_eq!(elsewhere(&plan(3, Gate::Enforce), 0), [0; 0]);
-        let only_busy = Plan { failover_on: vec![FailoverOn::Rejected { status: 429 }], ..plan(3, Gate::Off) };
-        assert_eq!(elsewhere(&only_busy, 0), [0; 0]);
+    fn a_denied_provider_is_passed_over_and_one_that_was_left_is_not_entered_again_without_leave() {
+        let plan = plan(3, Gate::Enforce);
+        assert_eq!(plan.after(&[not_sent(0)], None, None, &open(3, &[2])), begin(2, 0, Some(1)));
+        assert_eq!(plan.after(&[not_sent(0), not_sent(2)], None, None, &open(3, &[])), begin(0, 200, None));
+        assert_eq!(plan.after(&[not_sent(0), not_sent(1)], None, None, &open(3, &[1])), begin(0, 200, Some(2)));
+        assert_eq!(plan.beside(1, &open(3, &[1])), (0, Some(2)));
+    }
+
+    #[test]
+    fn what_we_keep_from_a_provider_goes_elsewhere_only_where_it_may_go_and_what_was_not_sent_may() {
+        let three = plan(3, Gate::Enforce);
+        assert_eq!(three.elsewhere(1, &Open::all(3)), [2, 0]);
+        assert_eq!(three.elsewhere(1, &Open::first(3)), [0]);
+        assert_eq!(three.elsewhere(0, &Open::first(3)), [0; 0]);
+        assert_eq!(plan(1, Gate::Off).elsewhere(0, &Open::all(1)), [0; 0]);
+        let only_busy = Plan { failover_on: vec![FailoverOn::Rejected { status: 429 }], ..three };
+        assert_eq!(only_busy.elsewhere(0, &Open::all(3)), [0; 0]);
     }
 
     #[test]
     fn one_budget_serves_every_retry_and_failover() {
         for (providers, gate) in [(1, Gate::Enforce), (2, Gate::Enforce), (2, Gate::Off), (5, Gate::Off)] {
             let plan = plan(providers, gate);
+            let open = if gate == Gate::Off { Open::all(providers) } else { Open::first(providers) };
             let mut tries = Vec::new();
-            while let Next::Begin { provider, .. } = plan.after(&tries, None, None) {
+            while let Next::Begin { provider, .. } = plan.after(&tries, None, None, &open) {
                 tries.push(Try { provider, failure: FailoverOn::Rejected { status: 429 } });
             }
             assert_eq!(tries.len(), 3, "{providers} {gate:?}");
@@ -406,7 +444,7 @@ mod tests {
     fn what_never_left_uses_up_no_attempt_and_is_bounded_all_the_same() {
         let plan = plan(1, Gate::Enforce);
         let mut tries = vec![Try { provider: 0, failure: FailoverOn::Rejected { status: 429 } }];
-        while let Next::Begin { provider, .. } = plan.after(&tries, None, None) {
+        while let Next::Begin { provider, .. } = plan.after(&tries, None, None, &Open::first(1)) {
             tries.push(not_sent(provider));
         }
         assert_eq!(tries.len(), 1 + UNSENT_MAX);
@@ -415,7 +453,7 @@ mod tests {
     #[test]
     fn a_refusal_outside_failover_on_ends_the_job() {
         let refused = Try { provider: 0, failure: FailoverOn::Rejected { status: 400 } };
-        assert_eq!(plan(2, Gate::Off).after(&[refused], None, None), Next::End(Ending::NotInFailoverOn));
+        assert_eq!(plan(2, Gate::Off).after(&[refused], None, None, &Open::all(2)), Next::End(Ending::NotInFailoverOn));
     }
 
     #[test]
@@ -423,8 +461,8 @@ mod tests {
         let plan = plan(1, Gate::Enforce);
         let busy = [Try { provider: 0, failure: FailoverOn::Rejected { status: 429 } }];
         let two = Some(Duration::from_secs(2));
-        assert_eq!(plan.after(&busy, two, Some(Duration::from_secs(3))), begin(0, 2000, GateSaid::Nothing));
-        assert_eq!(plan.after(&busy, two, Some(Duration::from_secs(2))), Next::End(Ending::Deadline));
+        assert_eq!(plan.after(&busy, two, Some(Duration::from_secs(3)), &Open::all(1)), begin(0, 2000, None));
+        assert_eq!(plan.after(&busy, two, Some(Duration::from_secs(2)), &Open::all(1)), Next::End(Ending::Deadline));
     }
 
     #[test]

@@ -114,6 +114,11 @@ impl Contract {
         Bindings(parts)
     }
 
+    /// Whether these bindings are of this contract, as far as the configuration fixes it.
+    pub fn may_cover(&self, bindings: &Bindings) -> bool {
+        self.fixed.iter().all(|(part, hash)| bindings.get(*part) == hash)
+    }
+
     fn parameters(&self, body: &[u8]) -> String {
         if self.vary.iter().any(String::is_empty) {
             return String::new();

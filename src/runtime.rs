@@ -25,11 +25,13 @@ use crate::attempt::{Attempt, AttemptState, AttemptToken};
 use crate::error::StoreError;
 use crate::job::{Identity, Job, JobId, Key, Owner, Payload, locate};
 use crate::metrics;
+use crate::policy::Gate;
 use crate::provider::{Request, Response, Sent};
 use crate::store::{Read, Store};
 
 mod adopt;
 mod attempts;
+mod certificates;
 mod checks;
 mod delivered;
 mod latencies;
@@ -80,6 +82,8 @@ struct Inner {
     /// Whether any provider has a guard.
     guarded: bool,
     budgets: Budgets,
+    /// What providers under certificates answered last.
+    answers: certificates::Answers,
     jobs: Arc<Semaphore>,
     pending: AtomicUsize,
     /// Places for taking away hints that nobody needs.
@@ -165,6 +169,7 @@ impl Runtime {
             routes: routes.into_iter().map(|route| (route.name.clone(), Arc::new(route))).collect(),
             guarded: providers.values().any(|lane| lane.guard.is_some()),
             budgets: Budgets::new(&options.protection.retry_budgets),
+            answers: certificates::Answers::default(),
             providers,
             pending: AtomicUsize::new(0),
             forgetting: Arc::new(Semaphore::new(FORGETTING_MAX)),
@@ -185,6 +190,21 @@ impl Runtime {
         house.spawn(timers::run(Arc::downgrade(&inner), ticking, inner.stopped.clone()));
         house.spawn(sweeper::run(Arc::clone(&inner)));
         house.spawn(waiters::listen(Arc::clone(&inner)));
+        if inner.routes.values().any(|route| route.proof.contracts.iter().any(Option::is_some)) {
+            house.spawn(certificates::run(Arc::clone(&inner)));
+        }
+        for route in inner.routes.values().filter(|route| route.providers.len() > 1) {
+            let (name, gate) = (&route.name, route.plan.gate);
+            metrics::gate_open(name, gate != Gate::Enforce);
+            match gate {
+                Gate::Enforce => {}
+                Gate::Shadow => tracing::warn!(
+                    route = name,
+                    "gate = \"shadow\": failovers need no certificate; what would be denied is counted"
+                ),
+                Gate::Off => tracing::warn!(route = name, "gate = \"off\": failovers need no certificate"),
+            }
+        }
         for guard in inner.providers.values().filter_map(|lane| lane.guard.clone()) {
             house.spawn(protection::run(Arc::clone(&inner), guard));
         }

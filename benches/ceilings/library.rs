@@ -306,6 +306,7 @@ async fn runtime(redis: &Redis) -> Result<Runtime> {
         rules: rules(),
         plan: Plan { providers: 1, attempts_max: 3, failover_on: Vec::new(), gate: Gate::default(), backoff: Duration::ZERO },
         fingerprint_ignore: Vec::new(),
+        proof: onejob::runtime::Proof::default(),
         validator: None,
         reconcile: Reconcile::default(),
         tracked: None,

@@ -10,7 +10,7 @@ use onejob::provider::async_http::{AsyncHttpOptions, AsyncHttpProvider};
 use onejob::provider::http::{HttpOptions, HttpProvider};
 use onejob::provider::simulated::{Keys, Simulated, SimulatedOptions};
 use onejob::provider::webhook::WebhookOptions;
-use onejob::runtime::{Protection, ProviderProtection, ProviderSlot, Route, RuntimeOptions, SpoolOptions};
+use onejob::runtime::{Proof, Protection, ProviderProtection, ProviderSlot, Route, RuntimeOptions, SpoolOptions};
 use onejob::server::{Owners, RenderMetrics, ServerOptions};
 use onejob::store::{Eviction, StoreOptions};
 
@@ -101,6 +101,7 @@ fn route(config: &Config, name: &str, route: &config::Route) -> Route {
             backoff: route.backoff,
         },
         fingerprint_ignore: route.fingerprint_ignore.clone(),
+        proof: Proof::default(),
         validator: config.validator(name).cloned(),
         reconcile: route.reconcile(),
         tracked: route.tracked(),

@@ -11,7 +11,7 @@ use crate::metrics;
 use crate::policy::Try;
 use crate::provider::{Fence, Rendered, Request, boottime_ms};
 use crate::runtime::attempts::{Room, Running, STORE_PAUSE, STORE_PAUSE_MAX, Work, drive, give_back, lane_of, settle_beginning};
-use crate::runtime::{Inner, Lane, Route, verdict};
+use crate::runtime::{Inner, Lane, Route, certificates, verdict};
 use crate::store::{Begin, BeginAttempt, Begun, Marked, WriteAhead};
 
 /// A pending job that nobody holds, as its record has it.
@@ -59,7 +59,7 @@ pub(crate) async fn adopt(runtime: Arc<Inner>, found: Found, place: usize, room:
     failpoint!("adopt.made");
     metrics::adoption();
     let slot = Slot { job: found.job, number, token, fence: Fence::until(runtime.fence_ms(lease_from_ms)) };
-    let (work, rendered) = match prepare(&runtime, found, &lane, &slot).await {
+    let (work, rendered, certificate) = match prepare(&runtime, found, &lane, &slot).await {
         Ok(prepared) => prepared,
         Err(reason) => {
             tracing::warn!(job = %slot.job, provider = lane.slot.name, reason, "an adopted job cannot be sent");
@@ -69,7 +69,7 @@ pub(crate) async fn adopt(runtime: Arc<Inner>, found: Found, place: usize, room:
         }
     };
     failpoint!("adopt.marked");
-    let attempt = Running::new(&runtime, &work, lane, number, token, lease_from_ms, Some(hint_ms));
+    let attempt = Running::new(&runtime, &work, lane, (number, token, certificate), lease_from_ms, Some(hint_ms));
     drive(runtime, work, attempt, rendered, room, began).await;
 }
 
@@ -82,7 +82,7 @@ struct Slot {
 }
 
 /// Reads and renders what an adopted job asks for, and writes ahead. An error is the reason why nothing will be sent.
-async fn prepare(runtime: &Inner, found: Found, lane: &Lane, slot: &Slot) -> Result<(Work, Rendered), String> {
+async fn prepare(runtime: &Inner, found: Found, lane: &Lane, slot: &Slot) -> Result<(Work, Rendered, String), String> {
     let Found { job, input, route, tries, deadline } = found;
     let fenced = || "fenced: the lease ran out while redis was away".to_owned();
     let read = || runtime.store.body(job.identity(), &input.body);
@@ -91,7 +91,10 @@ async fn prepare(runtime: &Inner, found: Found, lane: &Lane, slot: &Slot) -> Res
     failpoint!("adopt.render");
     let rendered = lane.slot.provider.render(&request).map_err(|error| format!("unrenderable: {error}"))?;
     let hash = rendered.hash();
-    let sent = WriteAhead { url: &rendered.url, request_hash: &hash, certificate: "" };
+    let place = route.providers.iter().position(|name| *name == lane.slot.name).unwrap_or_default();
+    let permit = certificates::permit(runtime, &route, job, place, &rendered).await;
+    let certificate = permit.map_err(|denial| format!("failover_denied: {}: {denial}", lane.slot.name))?;
+    let sent = WriteAhead { url: &rendered.url, request_hash: &hash, certificate: &certificate };
     let mark = || runtime.store.mark_running(job, slot.number, slot.token, sent);
     match while_ours(slot, mark).await.ok_or_else(fenced)? {
         Ok(Marked::Running { .. } | Marked::Repeated { .. }) => {}
@@ -101,7 +104,7 @@ async fn prepare(runtime: &Inner, found: Found, lane: &Lane, slot: &Slot) -> Res
     }
     let (request, input) = (Arc::new(request), input.body);
     let work = Work { job, route, request, input, traceparent: None, tries, deadline, hint_ms: None };
-    Ok((work, rendered))
+    Ok((work, rendered, certificate))
 }
 
 /// Makes a call to the store, and the same call again while Redis is away and the slot is ours; `None` once it is not.

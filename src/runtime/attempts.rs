@@ -19,6 +19,7 @@ use crate::job::{Body, Class, JobId, Payload};
 use crate::metrics;
 use crate::policy::{FailoverOn, Try};
 use crate::provider::{Call, Fence, Outcome, Rendered, Request, Telling, boottime_ms};
+use crate::runtime::certificates;
 use crate::runtime::protection::{self, Pass, Share, Turn};
 use crate::runtime::timers::Timer;
 use crate::runtime::verdict::{Verdict, Whose, conclude, try_store};
@@ -70,6 +71,8 @@ pub(crate) struct Running {
     pub(super) lane: Arc<Lane>,
     /// The attempt's provider, by its place in the route.
     pub(super) place: usize,
+    /// The certificate under which it was allowed, `""` for none.
+    pub(super) certificate: String,
     pub(super) fence: Fence,
     pub(super) sequence: AtomicU64,
     /// The hint that was written for it, to be taken away at its end; `None` to leave it.
@@ -142,8 +145,7 @@ impl Running {
         runtime: &Arc<Inner>,
         work: &Work,
         lane: Arc<Lane>,
-        number: u32,
-        token: AttemptToken,
+        (number, token, certificate): (u32, AttemptToken, String),
         lease_from_ms: u64,
         hint_ms: Option<u64>,
     ) -> Arc<Self> {
@@ -155,6 +157,7 @@ impl Running {
             token,
             lane,
             place,
+            certificate,
             fence: Fence::until(runtime.fence_ms(lease_from_ms)),
             sequence: AtomicU64::new(0),
             hint_ms,
@@ -365,7 +368,12 @@ async fn begin_and_drive(
     lane: Arc<Lane>,
 ) {
     let began = Instant::now();
-    if let Ok((attempt, rendered, room)) = begin(runtime, &work, place, holder, room, lane).await {
+    let begun = match begin(runtime, &work, place, holder, room, lane).await {
+        Ok(begun) => Some(begun),
+        Err(NotBegun::Denied) => begin_at_first(runtime, &work, holder).await,
+        Err(NotBegun::BesideRunning | NotBegun::Otherwise) => None,
+    };
+    if let Some((attempt, rendered, room)) = begun {
         drive(Arc::clone(runtime), work, attempt, rendered, room, began).await;
     }
 }
@@ -375,7 +383,12 @@ async fn begin_and_drive(
 /// By Redis' clock the running one may be younger than by ours. Then it tries again for a while, as long as that one runs.
 pub(crate) async fn race(runtime: Arc<Inner>, beside: Weak<Running>, work: Work) {
     let Some(last) = work.tries.last() else { return };
-    let place = work.route.plan.beside(last.provider);
+    let leave = certificates::open(&runtime, &work.route, &work.request).await;
+    let (place, denied) = work.route.plan.beside(last.provider, &leave.open);
+    if let Some(denied) = denied {
+        metrics::failover_denied(&work.route.name, leave.word(denied));
+        tracing::warn!(job = %work.job, why = leave.say(&work.route, denied), "a race goes on without a provider");
+    }
     let Some(lane) = lane_of(&runtime, &work.route, place) else { return };
     let model = runtime.model_of(&work.route, &work.request.body);
     let mut pause = RACE_PAUSE;
@@ -394,7 +407,7 @@ pub(crate) async fn race(runtime: Arc<Inner>, beside: Weak<Running>, work: Work)
                 return drive(runtime, work, attempt, rendered, room, began).await;
             }
             Err(NotBegun::BesideRunning) if pause <= RACE_PAUSE_MAX && !runtime.race_is_full(&work) => {}
-            Err(NotBegun::BesideRunning | NotBegun::Otherwise) => return,
+            Err(NotBegun::BesideRunning | NotBegun::Denied | NotBegun::Otherwise) => return,
         }
         tokio::select! {
             () = runtime.timers.pause(pause) => {}
@@ -447,7 +460,29 @@ async fn begin_next(
         }
     }
     let (place, lane, room) = protection::enter(runtime, work, place, holder, runtime.options.lease / 2).await?;
-    begin(runtime, work, place, holder, room, lane).await.ok()
+    match begin(runtime, work, place, holder, room, lane).await {
+        Ok(begun) => Some(begun),
+        Err(NotBegun::Denied) => begin_at_first(runtime, work, holder).await,
+        Err(NotBegun::BesideRunning | NotBegun::Otherwise) => None,
+    }
+}
+
+/// Begins at the route's first provider what was denied at another at the last moment.
+async fn begin_at_first(
+    runtime: &Arc<Inner>,
+    work: &Work,
+    holder: Option<AttemptToken>,
+) -> Option<(Arc<Running>, Rendered, Room)> {
+    let lane = lane_of(runtime, &work.route, 0)?;
+    let room = runtime.room(&lane, runtime.options.lease / 2).await?;
+    let model = runtime.model_of(&work.route, &work.request.body);
+    match runtime.admit(room, &lane, &work.route, &model, Turn::after(&work.tries)).await {
+        Ok(room) => begin(runtime, work, 0, holder, room, lane).await.ok(),
+        Err(refusal) => {
+            protection::postpone(runtime, work.job, holder, &refusal).await;
+            None
+        }
+    }
 }
 
 /// Why no attempt began.
@@ -455,6 +490,8 @@ async fn begin_next(
 enum NotBegun {
     /// One is running, beside which none may begin yet.
     BesideRunning,
+    /// Its certificate is not good any more.
+    Denied,
     /// Anything else: somebody else will see to the job.
     Otherwise,
 }
@@ -480,6 +517,10 @@ async fn begin(
         }
     };
     let hash = rendered.hash();
+    let certificate = match certificates::permit(runtime, &work.route, work.job, place, &rendered).await {
+        Ok(certificate) => certificate,
+        Err(_) => return Err(NotBegun::Denied),
+    };
     let token = AttemptToken::random();
     let hint_ms = runtime.store.now_ms() + runtime.lease_ms();
     let begin = BeginAttempt {
@@ -491,7 +532,7 @@ async fn begin(
         gateway: &runtime.gateway,
         begin: Begin::Running {
             provider: &lane.slot.name,
-            sent: WriteAhead { url: &rendered.url, request_hash: &hash, certificate: "" },
+            sent: WriteAhead { url: &rendered.url, request_hash: &hash, certificate: &certificate },
         },
     };
     let mut again = 0;
@@ -501,7 +542,14 @@ async fn begin(
         match runtime.store.begin_attempt(&begin).await {
             Ok(Begun::Started { number, .. }) => {
                 failpoint!("begin.made");
-                let attempt = Running::new(runtime, work, lane, number, token, lease_from_ms, work.hint_ms.or(Some(hint_ms)));
+                let attempt = Running::new(
+                    runtime,
+                    work,
+                    lane,
+                    (number, token, certificate),
+                    lease_from_ms,
+                    work.hint_ms.or(Some(hint_ms)),
+                );
                 return Ok((attempt, rendered, room));
             }
             // A delay that Redis' clock sees a little longer than ours.

@@ -11,7 +11,7 @@ use crate::attempt::{Attempt, AttemptState, FinishOutcome};
 use crate::error::StoreError;
 use crate::job::{Job, JobId, JobState};
 use crate::metrics;
-use crate::policy::{self, FailoverOn, Next, Try};
+use crate::policy::{self, FailoverOn, Next, Open, Try};
 use crate::provider::webhook::{Delivery, WebhookRefused};
 use crate::provider::{CancelSemantics, Evidence, Outcome, Response};
 use crate::runtime::attempts::Running;
@@ -216,7 +216,7 @@ impl Inner {
         tries.push(Try { provider, failure });
         let now_ms = self.store.now_ms();
         let remaining = (job.deadline_ms > 0).then(|| Duration::from_millis(job.deadline_ms.saturating_sub(now_ms)));
-        match route.plan.after(&tries, retry_after, remaining) {
+        match route.plan.after(&tries, retry_after, remaining, &Open::first(route.providers.len())) {
             Next::Begin { delay, .. } => Follow::Retry { delay_ms: millis(delay), hold_ms: 0 },
             Next::End(_) => Follow::End,
         }

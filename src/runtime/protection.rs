@@ -16,10 +16,10 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::attempt::AttemptToken;
 use crate::job::{Body, JobId, JobState};
 use crate::metrics;
-use crate::policy::{self, BudgetWindow, Rate, RetryBudget, Taken, Try};
+use crate::policy::{self, BudgetWindow, Open, Rate, RetryBudget, Taken, Try};
 use crate::provider::Outcome;
 use crate::runtime::attempts::{Room, Running, Work, lane_of};
-use crate::runtime::{Inner, Lane, Route, millis, sweeper};
+use crate::runtime::{Inner, Lane, Route, certificates, millis, sweeper};
 use crate::store::{Failed, PostponeJob, Postponed, Refused};
 
 mod guard;
@@ -270,11 +270,11 @@ impl Inner {
         &self,
         route: &Arc<Route>,
         place: usize,
-        model: &Model,
+        (model, open): (&Model, &Open),
         turn: Turn,
     ) -> Result<(usize, Room), Kept> {
         let mut kept = Kept::Full;
-        for place in std::iter::once(place).chain(route.plan.elsewhere(place)) {
+        for place in std::iter::once(place).chain(route.plan.elsewhere(place, open)) {
             let Some(lane) = lane_of(self, route, place) else { continue };
             let Some(room) = self.try_room(&lane) else { continue };
             match self.admit(room, &lane, route, model, turn).await {
@@ -347,7 +347,8 @@ pub(super) async fn enter(
             Err(refusal) => refusal,
         };
         let mut sooner = refusal.clone();
-        for other in route.plan.elsewhere(place) {
+        let open = certificates::open(runtime, route, &work.request).await.open;
+        for other in route.plan.elsewhere(place, &open) {
             let Some(lane) = lane_of(runtime, route, other) else { continue };
             let Some(room) = runtime.try_room(&lane) else { continue };
             match runtime.admit(room, &lane, route, &model, turn).await {

@@ -199,7 +199,7 @@ impl Runtime {
             let runtime = Arc::clone(inner);
             match (room, waits) {
                 (Some(room), _) => {
-                    let attempt = Running::new(inner, &work, lane, 1, token, lease_from_ms, Some(hint_ms));
+                    let attempt = Running::new(inner, &work, lane, (1, token, String::new()), lease_from_ms, Some(hint_ms));
                     inner.work.spawn(attempts::drive(runtime, work, attempt, rendered, room, began));
                 }
                 (None, Some(waits)) => {

@@ -20,7 +20,7 @@ use crate::policy::{self, Next};
 use crate::runtime::adopt::{self, Found};
 use crate::runtime::protection::{self, Kept, Turn};
 use crate::runtime::reconciler::{self, Wish};
-use crate::runtime::{Inner, millis};
+use crate::runtime::{Inner, certificates, millis};
 use crate::store::{HasBlobs, Hint, Read, Ticked};
 
 /// Most due hints taken of one shard in one sweep.
@@ -293,12 +293,13 @@ async fn adopt(runtime: &Arc<Inner>, job: &Job) -> Result<u64, StoreError> {
     let tries = policy::tries_of(&job.attempts, job.version, |name| route.providers.iter().position(|provider| provider == name));
     let remaining = (job.deadline_ms > 0).then(|| Duration::from_millis(job.deadline_ms.saturating_sub(now_ms)));
     // The record says that another attempt may begin; the plan only says where.
-    let place = match route.plan.after(&tries, None, None) {
+    let open = certificates::open_unseen(runtime, route).await;
+    let place = match route.plan.after(&tries, None, None, &open) {
         Next::Begin { provider, .. } => provider,
         Next::End(_) => tries.last().map_or(0, |last| last.provider),
     };
     let model = runtime.model_of_kept(route, job.id, &job.input.body).await;
-    let (place, room) = match runtime.enter_now(route, place, &model, Turn::after(&tries)).await {
+    let (place, room) = match runtime.enter_now(route, place, (&model, &open), Turn::after(&tries)).await {
         Ok(entered) => entered,
         Err(Kept::Full) => return Ok(now_ms + millis(runtime.options.sweep)),
         Err(Kept::Refused(refusal)) => return Ok(protection::postpone(runtime, job.id, None, &refusal).await.max(now_ms)),

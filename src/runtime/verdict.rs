@@ -14,9 +14,10 @@ use crate::error::StoreError;
 use crate::failpoint::failpoint;
 use crate::job::{Body, JobId, JobState};
 use crate::metrics;
-use crate::policy::{self, FailoverOn, GateSaid, Next, Try};
+use crate::policy::{self, FailoverOn, Next, Try};
 use crate::provider::{Outcome, Response};
 use crate::runtime::attempts::{Running, STORE_PAUSE, STORE_PAUSE_MAX, Work};
+use crate::runtime::certificates::{self, Leave, Seen};
 use crate::runtime::spool::{Kept, Offer, SPOOL_AFTER, SPOOL_AGAIN};
 use crate::runtime::sweeper;
 use crate::runtime::{Inner, Lane, checks, millis};
@@ -88,7 +89,6 @@ pub(super) async fn conclude(
     // A result in hand, though nobody knows yet what it is worth: a stopping gateway waits for it.
     let in_hand = InHand::take(runtime, attempt);
     let outcome = checks::checked(&work.route, &work.request.body, outcome).await;
-    drop(in_hand);
     if attempt.noted_unknown.is_cancelled() {
         if matches!(outcome, Outcome::Unknown { .. } | Outcome::NotSent { .. }) {
             // It is written down as unknown, and nothing more is known.
@@ -97,9 +97,13 @@ pub(super) async fn conclude(
     } else {
         metrics::attempt(&attempt.lane.slot.name, outcome.word());
     }
-    let verdict = judge(runtime, work, attempt, outcome);
+    let seen = Seen::under(&attempt.certificate, &outcome);
+    let leave = certificates::open_after(runtime, work, &outcome).await;
+    let verdict = judge(runtime, work, attempt, outcome, &leave);
+    drop(in_hand);
     let finished = store_verdict(runtime, attempt, &verdict).await;
     failpoint!("finish.stored");
+    certificates::saw(runtime, &work.route, &attempt.lane.slot.name, &attempt.certificate, seen).await;
     if verdict.outcome == FinishOutcome::Unknown {
         warn_unknown(attempt, &verdict.reason);
     }
@@ -169,7 +173,7 @@ fn warn_unknown(attempt: &Running, reason: &str) {
     tracing::warn!(%job, attempt = attempt.number, provider, reason, "an attempt is unknown; nothing else begins for its key");
 }
 
-fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome) -> Verdict {
+fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome, leave: &Leave) -> Verdict {
     let told = || attempt.remote_id.get().cloned().unwrap_or_default();
     let (failure, retry_after, mut verdict) = match fit(outcome) {
         Outcome::Succeeded { response, remote_id, model } => {
@@ -209,11 +213,12 @@ fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome) 
     };
     work.tries.push(Try { provider: attempt.place, failure });
     let remaining = work.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    match work.route.plan.after(&work.tries, retry_after, remaining) {
-        Next::Begin { provider, delay, gate } => {
-            if gate == GateSaid::Denied {
-                metrics::failover_denied(&work.route.name);
-                verdict.reason.push_str("; failover_denied: no certificate, and the route's gate is enforce");
+    match work.route.plan.after(&work.tries, retry_after, remaining, &leave.open) {
+        Next::Begin { provider, delay, denied } => {
+            if let Some(place) = denied {
+                metrics::failover_denied(&work.route.name, leave.word(place));
+                verdict.reason.push_str("; ");
+                verdict.reason.push_str(&leave.say(&work.route, place));
             }
             verdict.follow = Follow::Retry { delay_ms: millis(delay), hold_ms: runtime.lease_ms() };
             verdict.next = Some((provider, delay));

@@ -12,6 +12,7 @@ use crate::error::StoreError;
 use crate::job::{Class, Job, JobId, JobState, Key, Owner, Rules};
 use crate::policy::{Plan, Reconcile, Tracked};
 use crate::provider::{Provider, Request, Response};
+use crate::qualify::Contract;
 use crate::runtime::Protection;
 use crate::store::{Gone, Word};
 use crate::validate::{Invalid, Validator};
@@ -78,12 +79,32 @@ pub struct Route {
     pub plan: Plan,
     /// JSON pointers that do not count in the fingerprint.
     pub fingerprint_ignore: Vec<String>,
+    /// What its providers after the first must have proved.
+    pub proof: Proof,
     /// What is required of its inputs and of the answers to them; `None` for nothing.
     pub validator: Option<Arc<Validator>>,
     /// When providers are asked about its unknown attempts.
     pub reconcile: Reconcile,
     /// When a race's next attempt begins, if that is tracked: `rules.race_after_ms` is then only how early it may.
     pub tracked: Option<Tracked>,
+}
+
+/// What a route's providers must have proved before a job may go there, and what takes their word back.
+#[derive(Clone, Debug, Default)]
+pub struct Proof {
+    /// What each provider must have proved, by its place; `None` where nothing can be.
+    pub contracts: Vec<Option<Arc<Contract>>>,
+    /// When invalid answers suspend a certificate; `None` for never.
+    pub suspend: Option<Suspend>,
+}
+
+/// How many of a provider's last answers may be invalid, less one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Suspend {
+    /// So many invalid ones suspend.
+    pub invalid: usize,
+    /// Of so many.
+    pub of: usize,
 }
 
 /// A provider as the runtime uses it.

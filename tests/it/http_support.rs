@@ -201,6 +201,7 @@ pub fn route(name: &str, class: Class, providers: &[&str]) -> Route {
             backoff: Duration::from_millis(50),
         },
         fingerprint_ignore: Vec::new(),
+        proof: onejob::runtime::Proof::default(),
         validator: None,
         reconcile: Reconcile::default(),
         tracked: None,

@@ -76,6 +76,7 @@ impl Shop {
                 rules: rules(),
                 plan,
                 fingerprint_ignore: Vec::new(),
+                proof: onejob::runtime::Proof::default(),
                 validator: None,
                 reconcile: Reconcile::default(),
                 tracked: None,

@@ -1,0 +1,280 @@
+//! Whether a job may go to another provider than its route's first one, and what the answers of such a provider do to its certificate.
+//!
+//! The last word is asked for right before an attempt begins ([`permit`]): certificates are read from Redis anew, for the request
+//! as it is rendered for that provider. So a certificate that is revoked anywhere stops what begins afterwards everywhere; what had
+//! begun goes on, and its row names the certificate. What is asked earlier ([`open`]) only chooses where to go. Whoever cannot be
+//! told "yes" is told "no": a store that does not answer proves nothing.
+//!
+//! A certificate is suspended for the whole fleet by what a provider answers under it: by another model than the one that was
+//! certified, or too often with what is not valid. That window is each gateway's own.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::job::JobId;
+use crate::metrics;
+use crate::policy::{Gate, Open};
+use crate::provider::{Outcome, Rendered, Request};
+use crate::qualify::{Certificate, Denial, Kept, Standing, decide};
+use crate::runtime::attempts::Work;
+use crate::runtime::{Inner, Route, Suspend};
+
+/// Who suspends certificates, in their events.
+const ACTOR: &str = "onejob/gate";
+/// How often the certificates are looked at for the gauges.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// To which providers a job may go, and why not to the others.
+pub(super) struct Leave {
+    pub(super) open: Open,
+    denials: Vec<(usize, Denial)>,
+}
+
+impl Leave {
+    /// Says of a denied place, for the attempt's reason, why nothing goes there.
+    pub(super) fn say(&self, route: &Route, place: usize) -> String {
+        let provider = route.providers.get(place).map_or("?", String::as_str);
+        match self.denials.iter().find(|(denied, _)| *denied == place) {
+            Some((_, denial)) => format!("failover_denied: {provider}: {denial}"),
+            None => format!("failover_denied: {provider}"),
+        }
+    }
+
+    pub(super) fn word(&self, place: usize) -> &'static str {
+        let found = self.denials.iter().find(|(denied, _)| *denied == place);
+        found.map_or("no_certificate", |(_, denial)| denial.word())
+    }
+}
+
+/// Asks where a job may go, to choose what comes next.
+pub(super) async fn open(runtime: &Inner, route: &Route, request: &Request) -> Leave {
+    let providers = route.providers.len();
+    if route.plan.gate != Gate::Enforce {
+        return Leave { open: Open::all(providers), denials: Vec::new() };
+    }
+    let mut leave = Leave { open: Open::first(providers), denials: Vec::new() };
+    for place in 1..providers {
+        let lane = route.providers.get(place).and_then(|name| runtime.providers.get(name));
+        let rendered = lane.and_then(|lane| lane.slot.provider.render(request).ok());
+        let Some(rendered) = rendered else { continue };
+        match certified(runtime, route, place, &rendered).await {
+            Ok(_) => leave.open.add(place),
+            Err(denial) => leave.denials.push((place, denial)),
+        }
+    }
+    leave
+}
+
+/// Asks where a job may go whose request nobody has looked at yet, and may not before its slot is taken: as far as can be told
+/// without it. [`permit`] has the last word.
+pub(super) async fn open_unseen(runtime: &Inner, route: &Route) -> Open {
+    let providers = route.providers.len();
+    if route.plan.gate != Gate::Enforce {
+        return Open::all(providers);
+    }
+    let mut open = Open::first(providers);
+    for (place, contract) in route.proof.contracts.iter().enumerate().skip(1) {
+        let Some(contract) = contract else { continue };
+        let Ok(kept) = runtime.store.certificates(&route.name, &contract.provider).await else { continue };
+        let now_ms = runtime.store.now_ms();
+        let may_cover = |one: &Kept| {
+            let Kept { certificate, standing, .. } = one;
+            *standing == Standing::Live && certificate.expires_ms > now_ms && contract.may_cover(&certificate.bindings)
+        };
+        if kept.iter().any(may_cover) {
+            open.add(place);
+        }
+    }
+    open
+}
+
+/// Asks where a job may go after this outcome, if it may go anywhere.
+pub(super) async fn open_after(runtime: &Inner, work: &Work, outcome: &Outcome) -> Leave {
+    match outcome {
+        Outcome::Succeeded { .. } | Outcome::Unknown { .. } => Leave { open: Open::first(0), denials: Vec::new() },
+        Outcome::NotSent { .. } | Outcome::Rejected { .. } | Outcome::InvalidOutput { .. } => {
+            open(runtime, &work.route, &work.request).await
+        }
+    }
+}
+
+/// Asks whether an attempt may begin at a provider, right before it does. Returns the certificate's name, `""` where none is needed.
+pub(super) async fn permit(
+    runtime: &Inner,
+    route: &Route,
+    job: JobId,
+    place: usize,
+    rendered: &Rendered,
+) -> Result<String, Denial> {
+    if place == 0 || route.plan.gate == Gate::Off {
+        return Ok(String::new());
+    }
+    let denial = match certified(runtime, route, place, rendered).await {
+        Ok(certificate) => return Ok(certificate.id),
+        Err(denial) => denial,
+    };
+    let (name, provider) = (&route.name, route.providers.get(place).map_or("?", String::as_str));
+    if route.plan.gate == Gate::Shadow {
+        metrics::failover_shadowed(name, denial.word());
+        tracing::warn!(%job, route = name, provider, why = %denial, "a failover that would be denied goes on: gate = \"shadow\"");
+        return Ok(String::new());
+    }
+    metrics::failover_denied(name, denial.word());
+    tracing::warn!(%job, route = name, provider, why = %denial, "a failover is denied");
+    Err(denial)
+}
+
+async fn certified(runtime: &Inner, route: &Route, place: usize, rendered: &Rendered) -> Result<Certificate, Denial> {
+    let contract = route.proof.contracts.get(place).and_then(Option::as_ref).ok_or(Denial::NoSuite)?;
+    let kept = runtime.store.certificates(&route.name, &contract.provider).await;
+    let kept = kept.map_err(|error| Denial::Unreadable { reason: error.to_string() })?;
+    decide(&contract.bind(rendered), &kept, runtime.store.now_ms()).cloned()
+}
+
+/// Whether an answer is as its route requires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Valid {
+    Yes,
+    No,
+}
+
+/// The last answers of each provider on each route, the newest last.
+#[derive(Default)]
+pub(super) struct Answers(Mutex<HashMap<(String, String), VecDeque<Valid>>>);
+
+impl Answers {
+    /// Counts one more; says so if too many of the last were invalid. Then the count begins anew.
+    fn count(&self, route: &Route, provider: &str, valid: Valid) -> Option<String> {
+        let Suspend { invalid, of } = route.proof.suspend?;
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = all.entry((route.name.clone(), provider.to_owned())).or_default();
+        last.push_back(valid);
+        while last.len() > of {
+            last.pop_front();
+        }
+        let found = last.iter().filter(|valid| **valid == Valid::No).count();
+        if found < invalid {
+            return None;
+        }
+        let answers = last.len();
+        last.clear();
+        Some(format!("{found} of the last {answers} answers were invalid; the limit is {invalid} of {of}"))
+    }
+}
+
+/// What an answer says about the certificate under which it was asked for.
+pub(super) enum Seen {
+    /// Nothing.
+    Nothing,
+    /// It is valid.
+    Valid {
+        /// The model that answered, by its own word; `""` if it does not say.
+        model: String,
+        /// Which build of it; `""` if it does not say.
+        build: String,
+    },
+    /// It is not.
+    Invalid,
+}
+
+impl Seen {
+    /// What this outcome says, if it was asked for under a certificate.
+    pub(super) fn under(certificate: &str, outcome: &Outcome) -> Self {
+        match outcome {
+            _ if certificate.is_empty() => Seen::Nothing,
+            Outcome::Succeeded { response, model, .. } => {
+                Seen::Valid { model: model.clone().unwrap_or_default(), build: fingerprint_of(&response.body) }
+            }
+            Outcome::InvalidOutput { .. } => Seen::Invalid,
+            Outcome::Rejected { .. } | Outcome::NotSent { .. } | Outcome::Unknown { .. } => Seen::Nothing,
+        }
+    }
+}
+
+/// Does to a certificate what an answer says of it, once the answer itself is stored.
+///
+/// Another model, or another build of it, than the certified one suspends it; so do invalid answers, if they are too many of the
+/// last.
+pub(super) async fn saw(runtime: &Inner, route: &Route, provider: &str, certificate: &str, seen: Seen) {
+    let found = match seen {
+        Seen::Nothing => return,
+        Seen::Invalid => runtime.answers.count(route, provider, Valid::No).map(|reason| ("invalid", reason)),
+        Seen::Valid { model, build } => {
+            runtime.answers.count(route, provider, Valid::Yes);
+            let kept = match runtime.store.certificates(&route.name, provider).await {
+                Ok(kept) => kept,
+                Err(error) => {
+                    tracing::warn!(route = route.name, provider, %error, "whether the certified model answered is not known");
+                    return;
+                }
+            };
+            let own = kept.iter().find(|one| one.certificate.id == certificate);
+            own.and_then(|one| drift(&one.certificate, &model, &build)).map(|reason| ("drift", reason))
+        }
+    };
+    let Some((why, reason)) = found else { return };
+    metrics::certificate_suspended(&route.name, why);
+    tracing::error!(route = route.name, provider, certificate, reason, "a certificate is suspended: no failover goes there");
+    let suspended =
+        runtime.store.mark_certificate((&route.name, provider), Some(certificate), Standing::Suspended, (ACTOR, &reason)).await;
+    if let Err(error) = suspended {
+        tracing::error!(route = route.name, provider, certificate, %error, "a certificate could not be suspended");
+    }
+}
+
+/// How what answered differs from what is certified.
+fn drift(certificate: &Certificate, model: &str, build: &str) -> Option<String> {
+    let Certificate { answered_by, fingerprint, .. } = certificate;
+    for (what, answers, certified) in [("model", model, answered_by), ("build", build, fingerprint)] {
+        if !answers.is_empty() && !certified.is_empty() && answers != certified {
+            return Some(format!("{what} {answers:?} answered, {certified:?} is certified"));
+        }
+    }
+    None
+}
+
+/// Which build of its model answered, by its own word; `""` if it does not say.
+fn fingerprint_of(body: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Answer {
+        #[serde(default)]
+        system_fingerprint: String,
+    }
+    serde_json::from_slice::<Answer>(body).map(|answer| answer.system_fingerprint).unwrap_or_default()
+}
+
+/// Keeps the gauges: for how long each certificate is still good.
+pub(super) async fn run(runtime: Arc<Inner>) {
+    loop {
+        for route in runtime.routes.values() {
+            for contract in route.proof.contracts.iter().flatten() {
+                // What cannot be read is no news: the gauge stays, and the store's own alert tells.
+                let Ok(kept) = runtime.store.certificates(&route.name, &contract.provider).await else { continue };
+                let now_ms = runtime.store.now_ms();
+                let live = kept.iter().filter(|one| one.standing == Standing::Live).map(|one| one.certificate.expires_ms);
+                let left_ms = live.max().unwrap_or(0).saturating_sub(now_ms);
+                metrics::certificate_expires(&route.name, &contract.provider, Duration::from_millis(left_ms));
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            () = runtime.stopped.cancelled() => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_is_read_from_an_answer_that_names_one() {
+        assert_eq!(fingerprint_of(br#"{"id":"1","system_fingerprint":"fp_1"}"#), "fp_1");
+        for body in [br#"{"system_fingerprint":null}"#.as_slice(), b"{}", b"data: {}", b""] {
+            assert_eq!(fingerprint_of(body), "");
+        }
+    }
+}
