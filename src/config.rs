@@ -24,6 +24,7 @@ use crate::validate::Validator;
 mod asking;
 mod check;
 mod describe;
+mod qualify;
 mod required;
 mod secret;
 mod sources;
@@ -32,6 +33,9 @@ mod stream;
 pub use crate::policy::{Breaker, FailoverOn, Gate, LINGER_MAX, RetryBudget, TCP_USER_TIMEOUT};
 pub use crate::validate::Parse;
 pub use asking::{Cancel, Fetch, Find, Means, Missing, Poll, Preset, Status, Submit, Webhook};
+pub use qualify::{
+    ANSWERS_MAX, LIFE_DATED, LIFE_FLOATING, LIFE_MAX, PROMPT_BYTES_MAX, PromptEntry, Qualified, QualifyEntry, SuspendEntry,
+};
 pub use required::{Assertions, InputEntry, OutputEntry};
 pub use secret::{RedisUrl, Secret};
 pub use sources::{Environment, Sources};
@@ -67,6 +71,9 @@ pub struct Config {
     /// What routes require of inputs and outputs, compiled, by route.
     #[serde(skip)]
     validators: BTreeMap<String, Arc<Validator>>,
+    /// What providers must have proved, by route.
+    #[serde(skip)]
+    qualified: BTreeMap<String, Arc<Qualified>>,
     /// The secrets that `webhook` names, by provider.
     #[serde(skip)]
     webhook_secrets: BTreeMap<String, Secret>,
@@ -159,12 +166,24 @@ impl Config {
     /// The file cannot be read or parsed, or something is refused: then every problem that was found, for a person to correct.
     pub fn load(sources: Sources) -> Result<Self, ConfigError> {
         let mut read = sources::read(&sources)?;
-        let check::Resolved { bearers, webhook_secrets, validators } = check::check(&mut read, &sources.environment);
+        let check::Resolved { bearers, webhook_secrets, validators, qualified } = check::check(&mut read, &sources.environment);
         if !read.problems.is_empty() {
             return Err(ConfigError::Refused { problems: read.problems });
         }
         let Document { server, redis, runtime, owner, provider, route } = read.document;
-        Ok(Config { server, redis, runtime, owner, provider, route, bearers, webhook_secrets, validators, origins: read.origins })
+        Ok(Config {
+            server,
+            redis,
+            runtime,
+            owner,
+            provider,
+            route,
+            bearers,
+            webhook_secrets,
+            validators,
+            qualified,
+            origins: read.origins,
+        })
     }
 
     /// Where a gateway with these sources would listen, for whoever wants to reach it and need not have its credentials.
@@ -529,6 +548,8 @@ pub struct ProviderEntry {
     pub webhook: Option<Webhook>,
     /// Statuses that it swears mean "did nothing".
     pub not_executed: Vec<u16>,
+    /// What its model is prompted with.
+    pub prompt: Option<PromptEntry>,
     /// JSON pointer to a number in its answer: what the work cost, in its own unit.
     pub cost: Option<String>,
     /// How its streams of server-sent events are read.
@@ -567,6 +588,7 @@ impl Default for ProviderEntry {
             webhook: None,
             not_executed: Vec::new(),
             stream: Stream::default(),
+            prompt: None,
             cost: None,
             limits: Limits::default(),
             breaker: None,
@@ -870,6 +892,8 @@ pub struct Route {
     pub retry_budget: Option<RetryBudget>,
     /// Request headers that a proxied request passes on, beside content type, content encoding and accept.
     pub forward_headers: Vec<String>,
+    /// What providers after the first must have proved before a job fails over to them.
+    pub qualify: Option<QualifyEntry>,
     /// What is required of a request before its job is made.
     pub input: Option<InputEntry>,
     /// What is required of an answer before it becomes the job's result.
@@ -898,6 +922,7 @@ impl Default for Route {
             backoff: Duration::from_millis(200),
             retry_budget: None,
             forward_headers: Vec::new(),
+            qualify: None,
             input: None,
             output: None,
         }

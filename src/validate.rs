@@ -19,6 +19,9 @@ mod assertions;
 mod json;
 mod schema;
 
+pub use assertions::Expression;
+pub(crate) use assertions::engine_value;
+
 use assertions::{Assertion, Context};
 use schema::Schema;
 
@@ -102,6 +105,7 @@ pub enum Of {
 /// What is required of one kind of document, compiled.
 pub struct Check {
     schema: Option<Schema>,
+    schema_text: String,
     assertions: Vec<Assertion>,
 }
 
@@ -130,7 +134,18 @@ impl Check {
                 Err(what) => refused.push(Refused { part: Part::Assertions, what: format!("assertion {}: {what}", place + 1) }),
             }
         }
-        if refused.is_empty() { Ok(Check { schema, assertions }) } else { Err(refused) }
+        let schema_text = required.schema.map(|text| String::from_utf8_lossy(text).into_owned()).unwrap_or_default();
+        if refused.is_empty() { Ok(Check { schema, schema_text, assertions }) } else { Err(refused) }
+    }
+
+    /// The schema as it was written; `""` for none.
+    pub fn schema_text(&self) -> &str {
+        &self.schema_text
+    }
+
+    /// The assertions as they were written.
+    pub fn assertion_texts(&self) -> Vec<&str> {
+        self.assertions.iter().map(Assertion::text).collect()
     }
 
     fn speaks_of(&self, name: &str) -> bool {
@@ -223,18 +238,38 @@ impl Validator {
                 &parsed
             }
         };
-        check.check(output, || {
-            let mut context = Context::default().with("output", output)?;
-            if check.speaks_of("answer") {
-                context = context.with("answer", &whole)?;
-            }
-            if check.speaks_of("input") {
-                let input = json::read(input).map_err(|what| Fault::new("", "input", what))?;
-                context = context.with("input", &input)?;
-            }
-            Ok(context)
-        })
+        check.check(output, || context_of(input, output, &whole, |name| check.speaks_of(name)))
     }
+
+    /// What an expression comes to for a complete answer to a request, written in one way: equal texts are equal values.
+    ///
+    /// # Errors
+    /// It cannot be judged.
+    pub fn comes_to(&self, expression: &Expression, input: &[u8], answer: Answer<'_>) -> Result<String, Invalid> {
+        let whole = json::read(answer.body).map_err(|what| Invalid::of(Fault::new("", "json", what)))?;
+        let parsed;
+        let output = match self.extract.find(&whole).map_err(Invalid::of)? {
+            Found::Value(value) => value,
+            Found::Text(text) => {
+                parsed = json::read(text.as_bytes()).map_err(|what| Invalid::of(Fault::new("", "json", what)))?;
+                &parsed
+            }
+        };
+        let context = context_of(input, output, &whole, |name| expression.speaks_of(name)).map_err(Invalid::of)?;
+        expression.comes_to(&context).map_err(|what| Invalid::of(Fault::new("", "expression", what)))
+    }
+}
+
+fn context_of(input: &[u8], output: &Value, whole: &Value, speaks_of: impl Fn(&str) -> bool) -> Result<Context, Fault> {
+    let mut context = Context::default().with("output", output)?;
+    if speaks_of("answer") {
+        context = context.with("answer", whole)?;
+    }
+    if speaks_of("input") {
+        let input = json::read(input).map_err(|what| Fault::new("", "input", what))?;
+        context = context.with("input", &input)?;
+    }
+    Ok(context)
 }
 
 enum Found<'a> {

@@ -10,7 +10,7 @@ use onejob::provider::async_http::{AsyncHttpOptions, AsyncHttpProvider};
 use onejob::provider::http::{HttpOptions, HttpProvider};
 use onejob::provider::simulated::{Keys, Simulated, SimulatedOptions};
 use onejob::provider::webhook::WebhookOptions;
-use onejob::runtime::{Proof, Protection, ProviderProtection, ProviderSlot, Route, RuntimeOptions, SpoolOptions};
+use onejob::runtime::{Proof, Protection, ProviderProtection, ProviderSlot, Route, RuntimeOptions, SpoolOptions, Suspend};
 use onejob::server::{Owners, RenderMetrics, ServerOptions};
 use onejob::store::{Eviction, StoreOptions};
 
@@ -101,7 +101,13 @@ fn route(config: &Config, name: &str, route: &config::Route) -> Route {
             backoff: route.backoff,
         },
         fingerprint_ignore: route.fingerprint_ignore.clone(),
-        proof: Proof::default(),
+        proof: Proof {
+            contracts: config
+                .qualified(name)
+                .map(|of| of.contracts.iter().cloned().map(Arc::new).map(Some).collect())
+                .unwrap_or_default(),
+            suspend: config.suspend(name).map(|config::SuspendEntry { invalid, of }| Suspend { invalid, of }),
+        },
         validator: config.validator(name).cloned(),
         reconcile: route.reconcile(),
         tracked: route.tracked(),

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, Uri};
 
+use super::qualify::Qualified;
 use super::secret::without_credentials;
 use super::sources::{Environment, Read, shorten};
 use super::{
@@ -27,7 +28,7 @@ mod asking;
 /// Longest time of any kind: sums of several still fit every clock, and more is a slip of the pen.
 const DURATION_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// Shortest time of any kind but where zero has a meaning: records keep whole milliseconds.
-const DURATION_MIN: Duration = Duration::from_millis(1);
+pub(super) const DURATION_MIN: Duration = Duration::from_millis(1);
 /// Shortest deadline of a route: less does not suffice for one call over a network and its record.
 const DEADLINE_MIN: Duration = Duration::from_millis(100);
 /// How far two clocks drift apart in a second, at most: twice the 500 ppm by which NTP slews.
@@ -99,6 +100,7 @@ pub(super) struct Resolved {
     pub(super) webhook_secrets: BTreeMap<String, Secret>,
     /// What is required of inputs and outputs, by route.
     pub(super) validators: BTreeMap<String, Arc<Validator>>,
+    pub(super) qualified: BTreeMap<String, Arc<Qualified>>,
 }
 
 /// The credentials that it names, by provider.
@@ -120,10 +122,10 @@ pub(super) fn check(read: &mut Read, environment: &Environment) -> Resolved {
     checker.redis(&checker.read.document.redis);
     checker.runtime(&checker.read.document);
     let Secrets { bearers, webhook_secrets } = checker.providers(&checker.read.document, environment);
-    let validators = checker.routes(&checker.read.document);
+    let (validators, qualified) = checker.routes(&checker.read.document);
     let found = checker.found;
     read.problems.extend(found);
-    Resolved { bearers, webhook_secrets, validators }
+    Resolved { bearers, webhook_secrets, validators, qualified }
 }
 
 pub(super) struct Checker<'a> {
@@ -152,13 +154,13 @@ impl Checker<'_> {
         self.read.problems.iter().any(|told| is_within(&told.key, key))
     }
 
-    fn number(&mut self, key: &str, value: usize, min: usize, max: usize) {
+    pub(super) fn number(&mut self, key: &str, value: usize, min: usize, max: usize) {
         if value < min || value > max {
             self.refuse(key, Some(&value), format!("it must be {min} to {max}"), "choose a number in this range");
         }
     }
 
-    fn time(&mut self, key: &str, value: Duration, min: Duration) {
+    pub(super) fn time(&mut self, key: &str, value: Duration, min: Duration) {
         if value < min || value > DURATION_MAX {
             let what = format!("it must be {} to {}", shown(min), shown(DURATION_MAX));
             self.refuse(key, Some(&shown(value)), what, "choose a time in this range");
@@ -653,9 +655,9 @@ impl Checker<'_> {
         None
     }
 
-    fn routes(&mut self, document: &Document) -> BTreeMap<String, Arc<Validator>> {
+    fn routes(&mut self, document: &Document) -> (BTreeMap<String, Arc<Validator>>, BTreeMap<String, Arc<Qualified>>) {
         self.count("route", document.route.len(), ROUTES_MAX);
-        let mut validators = BTreeMap::new();
+        let (mut validators, mut qualified) = (BTreeMap::new(), BTreeMap::new());
         for (name, route) in &document.route {
             let key = format!("route.{name}");
             self.name("route", name);
@@ -679,11 +681,15 @@ impl Checker<'_> {
             for header in &route.forward_headers {
                 self.header_name(&forward, header, &[&HEADERS_OF_THE_CONNECTION, &HEADERS_OF_CREDENTIALS, &HEADERS_OF_OURS]);
             }
-            if let Some(validator) = self.required(&key, route) {
+            let validator = self.required(&key, route);
+            if let Some(of_route) = self.qualified(&key, (name, route), document, validator.as_ref()) {
+                qualified.insert(name.clone(), Arc::new(of_route));
+            }
+            if let Some(validator) = validator {
                 validators.insert(name.clone(), Arc::new(validator));
             }
         }
-        validators
+        (validators, qualified)
     }
 
     fn route_providers(&mut self, key: &str, route: &Route, document: &Document) {

@@ -171,7 +171,7 @@ impl Checker<'_> {
 }
 
 /// Reads a file within a limit.
-fn read(file: &Path, bytes_max: usize) -> Result<Vec<u8>, String> {
+pub(super) fn read(file: &Path, bytes_max: usize) -> Result<Vec<u8>, String> {
     let open = std::fs::File::open(file).map_err(|error| format!("it cannot be read: {error}"))?;
     let mut text = Vec::new();
     open.take(bytes_max as u64 + 1).read_to_end(&mut text).map_err(|error| format!("it cannot be read: {error}"))?;

@@ -31,7 +31,7 @@ use self::render::Origin;
 use self::stream::Listener;
 use crate::config::{Http2, ProviderEntry, Stream, Timeouts};
 use crate::job::JobId;
-use crate::provider::asking::{About, Asking};
+use crate::provider::asking::{About, Asking, template};
 use crate::provider::{
     Abilities, Call, Evidence, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request, Response, Sent,
 };
@@ -61,6 +61,8 @@ pub struct HttpOptions {
     pub path: String,
     /// The method of a request that names none.
     pub method: String,
+    /// A template of the body, around the job's own; `None` for the job's own as it is.
+    pub body: Option<String>,
     /// The bearer token. A secret: `Debug` hides it, and so does every answer that repeats it.
     pub bearer: Option<String>,
     /// Headers that every request carries; they win over the request's own. Not for credentials: they are not hidden.
@@ -103,6 +105,8 @@ impl HttpOptions {
             base_url: entry.base_url.clone(),
             path: entry.path.clone(),
             method: entry.method.clone(),
+            // What is handed in is made by `async_http`, which knows where to call back.
+            body: entry.submit.as_ref().filter(|_| !entry.is_asynchronous()).and_then(|submit| submit.body.clone()),
             bearer,
             headers: entry.headers.clone(),
             timeouts: entry.timeouts,
@@ -192,6 +196,7 @@ pub enum HttpProblem {
 pub struct HttpProvider {
     name: String,
     render: render::Base,
+    body: Option<String>,
     authorization: Option<HeaderValue>,
     idempotency_header: Option<HeaderName>,
     judge: Judge,
@@ -229,6 +234,7 @@ impl HttpProvider {
         Ok(HttpProvider {
             name: name.to_owned(),
             render,
+            body: options.body,
             authorization,
             idempotency_header,
             cost: options.cost,
@@ -240,8 +246,22 @@ impl HttpProvider {
         })
     }
 
+    /// Fills into a body that was made by a template what names the attempt.
+    fn name_attempt(&self, call: &mut Call) -> Result<(), String> {
+        if self.body.is_none() {
+            return Ok(());
+        }
+        let job_id = call.job_id.map(|id| id.to_string()).unwrap_or_default();
+        let names = template::Names { key: &call.idempotency_key, job_id: &job_id, attempt: call.attempt, webhook_url: "" };
+        call.rendered.body = template::filled(&call.rendered.body, &names)?.into();
+        Ok(())
+    }
+
     /// Sends an attempt, at most once, and judges what came of it.
-    pub(super) async fn call(&self, call: Call) -> Outcome {
+    pub(super) async fn call(&self, mut call: Call) -> Outcome {
+        if let Err(reason) = self.name_attempt(&mut call) {
+            return Outcome::NotSent { reason };
+        }
         let request = match self.request(&call) {
             Ok(request) => request,
             Err(reason) => return Outcome::NotSent { reason },
@@ -324,7 +344,11 @@ struct Names<'a> {
 
 impl Provider for HttpProvider {
     fn render(&self, request: &Request) -> Result<Rendered, RenderError> {
-        self.render.render(request)
+        let mut rendered = self.render.render(request)?;
+        if let Some(template) = self.body.as_ref().filter(|_| !request.body.is_empty()) {
+            rendered.body = template::body(template, &request.body).map_err(RenderError)?.into();
+        }
+        Ok(rendered)
     }
 
     fn submit(&self, call: Call) -> ProviderFuture<'_, Outcome> {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
 
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Expression, State, UndefinedBehavior, Value};
+use minijinja::{Environment, Error, ErrorKind, Expression as Compiled, State, UndefinedBehavior, Value};
 
 use super::{ASSERTION_BYTES_MAX, FUEL_MAX, Fault, Of, shorten};
 
@@ -28,7 +28,7 @@ static ENGINE: LazyLock<Environment<'static>> = LazyLock::new(|| {
 /// One assertion.
 pub(super) struct Assertion {
     text: String,
-    expression: Expression<'static, 'static>,
+    expression: Compiled<'static, 'static>,
     speaks_of: BTreeSet<String>,
 }
 
@@ -64,6 +64,10 @@ impl Assertion {
         Ok(Assertion { text: text.to_owned(), expression, speaks_of })
     }
 
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
     pub(super) fn speaks_of(&self, name: &str) -> bool {
         self.speaks_of.contains(name)
     }
@@ -78,6 +82,42 @@ impl Assertion {
             Err(error) => format!("cannot be judged: {}", error.kind()),
         };
         Some(Fault::new("", &format!("assertion {number}"), format!("{what}: {}", self.text)))
+    }
+}
+
+/// An expression over an input and an output that comes to any value.
+pub struct Expression(Assertion);
+
+impl Expression {
+    /// Compiles it, as assertions are.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn compile(text: &str) -> Result<Self, String> {
+        Assertion::compile(Of::Output, text).map(Expression)
+    }
+
+    pub(super) fn speaks_of(&self, name: &str) -> bool {
+        self.0.speaks_of(name)
+    }
+
+    pub(super) fn comes_to(&self, context: &Context) -> Result<String, String> {
+        match self.0.expression.eval(Value::from(context.0.clone())) {
+            Ok(value) => serde_json::to_string(&value).map_err(|_| "it comes to what cannot be compared".to_owned()),
+            Err(error) => Err(format!("cannot be judged: {}", error.kind())),
+        }
+    }
+}
+
+impl std::fmt::Debug for Expression {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Expression").field(&self.0.text).finish()
+    }
+}
+
+impl std::fmt::Display for Expression {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0.text)
     }
 }
 
@@ -97,7 +137,7 @@ impl Context {
 
 /// JSON as the engine sees it. Not by serde: it would show numbers as serde_json keeps them, as objects. `None` for a number that
 /// the engine cannot hold.
-fn engine_value(value: &serde_json::Value) -> Option<Value> {
+pub(crate) fn engine_value(value: &serde_json::Value) -> Option<Value> {
     Some(match value {
         serde_json::Value::Null => Value::from(()),
         serde_json::Value::Bool(truth) => Value::from(*truth),

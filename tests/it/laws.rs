@@ -225,6 +225,8 @@ async fn replies_echo_script_and_caller() {
             }
             Script::ExtendPermits => &[token, token, b"", b"1"],
             Script::ExtendAsk => &[token, b"1"],
+            Script::IssueCertificate => &[token, &[b'a'; 32], b"{}", b"ada", b"1"],
+            Script::MarkCertificate => &[token, b"", b"revoked", b"ada", b"why"],
         };
         list.to_vec()
     };
@@ -233,6 +235,7 @@ async fn replies_echo_script_and_caller() {
             let key = match script {
                 Script::SettleHint => "oj:due:{00}".to_owned(),
                 Script::AdmitCall | Script::ReportCall => "oj:guard:{laser}".to_owned(),
+                Script::IssueCertificate | Script::MarkCertificate => "oj:certificate:{0}".to_owned(),
                 Script::ExtendPermits => "oj:permits:{laser}".to_owned(),
                 _ => key,
             };

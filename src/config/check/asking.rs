@@ -82,10 +82,9 @@ impl Checker<'_> {
     }
 
     fn submit(&mut self, key: &str, provider: &ProviderEntry) {
-        let unused = [("submit", provider.submit.is_some()), ("webhook", provider.webhook.is_some())];
-        for (name, _) in unused.iter().filter(|(_, is_there)| *is_there && !provider.is_asynchronous()) {
+        if provider.webhook.is_some() && !provider.is_asynchronous() {
             let what = "one request brings one answer here: nothing is handed in";
-            self.refuse(&format!("{key}.{name}"), None, what, "set adapter = \"async_http\", or remove it");
+            self.refuse(&format!("{key}.webhook"), None, what, "set adapter = \"async_http\", or remove it");
         }
         if let Some(submit) = &provider.submit {
             self.pointer(&format!("{key}.submit.id"), &submit.id);

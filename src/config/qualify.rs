@@ -1,0 +1,280 @@
+//! What providers must have proved before a job fails over to them: a route's suite, and what a provider's model is prompted with.
+//!
+//! Files are read and hashed once, with the configuration: what is certified, and what a request is compared with, is what was read.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::check::{Checker, DURATION_MIN};
+use super::required::read;
+use super::{Config, Document, Preset, ProviderEntry, Route};
+use crate::fingerprint::{hex, sha256};
+use crate::qualify::suite::{SUITE_BYTES_MAX, Suite};
+use crate::qualify::{Contract, Part};
+use crate::validate::{Check, Validator};
+
+/// Largest file with a chat template or a tokenizer, in bytes.
+pub const PROMPT_BYTES_MAX: usize = 64 << 20;
+/// Longest life of a certificate.
+pub const LIFE_MAX: Duration = Duration::from_secs(90 * 86_400);
+/// How long a certificate for a model of a dated name is good, unless the route says otherwise.
+pub const LIFE_DATED: Duration = Duration::from_secs(30 * 86_400);
+/// How long one for a model of a floating name is.
+pub const LIFE_FLOATING: Duration = Duration::from_secs(7 * 86_400);
+/// Most answers that a suspension looks back on.
+pub const ANSWERS_MAX: usize = 1000;
+
+/// What providers after a route's first one must have proved.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct QualifyEntry {
+    /// The file with its suite.
+    pub suite: PathBuf,
+    /// How long a certificate is good. Absent: 30 days for a model of a dated name, 7 for a floating one.
+    #[serde(default, with = "humantime_serde")]
+    pub life: Option<Duration>,
+    /// How long before its end a gateway runs the suite again by itself. Absent: never.
+    #[serde(default, with = "humantime_serde")]
+    pub renew: Option<Duration>,
+    /// When invalid answers suspend a certificate. Absent: 3 of the last 20.
+    #[serde(default)]
+    pub suspend: SuspendEntry,
+}
+
+/// How many of a provider's last answers may be invalid, less one.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SuspendEntry {
+    /// So many invalid ones suspend.
+    pub invalid: usize,
+    /// Of so many.
+    pub of: usize,
+}
+
+impl Default for SuspendEntry {
+    fn default() -> Self {
+        SuspendEntry { invalid: 3, of: 20 }
+    }
+}
+
+/// What a provider's model is prompted with: files, or the provider's own endpoints.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PromptEntry {
+    /// A file with its chat template, or with the `tokenizer_config.json` that has it.
+    pub chat_template: Option<PathBuf>,
+    /// Its `tokenizer.json`.
+    pub tokenizer: Option<PathBuf>,
+    /// The token that begins every prompt, where the chat template's file does not say.
+    pub bos_token: Option<String>,
+    /// The token that ends every answer, where the chat template's file does not say.
+    pub eos_token: Option<String>,
+    /// How many tokens prompt and answer may have together.
+    pub context_tokens: Option<u64>,
+    /// The URL of the provider's own endpoint that makes a prompt of messages, as llama.cpp has it.
+    pub apply_template: Option<String>,
+    /// The URL of the provider's own endpoint that counts tokens, as llama.cpp and vLLM have it.
+    pub tokenize: Option<String>,
+}
+
+/// A route's suite, and the contract of each of its providers.
+#[derive(Debug)]
+pub struct Qualified {
+    /// The suite.
+    pub suite: Suite,
+    /// By the provider's place in the route.
+    pub contracts: Vec<Contract>,
+}
+
+impl Config {
+    /// Returns a route's suite and contracts, if it has a suite.
+    pub fn qualified(&self, route: &str) -> Option<&Qualified> {
+        self.qualified.get(route).map(AsRef::as_ref)
+    }
+
+    /// Returns when invalid answers suspend certificates of a route.
+    pub fn suspend(&self, route: &str) -> Option<SuspendEntry> {
+        Some(self.route.get(route)?.qualify.as_ref()?.suspend)
+    }
+
+    /// Returns how long a certificate of a route is good, for a model of this name.
+    pub fn certificate_life(&self, route: &str, model: &str) -> Duration {
+        let said = self.route.get(route).and_then(|route| route.qualify.as_ref()?.life);
+        said.unwrap_or(if is_dated(model) { LIFE_DATED } else { LIFE_FLOATING })
+    }
+}
+
+/// Whether a model's name says of which day it is: then it is meant to stay as it is.
+fn is_dated(model: &str) -> bool {
+    let digits: Vec<char> = model.chars().collect();
+    let year =
+        |at: usize| digits[at..].iter().take(4).collect::<String>().parse::<u16>().is_ok_and(|year| (2000..2100).contains(&year));
+    let number = |at: usize, len: usize| {
+        let text: String = digits.iter().skip(at).take(len).collect();
+        if text.len() == len && text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse::<u32>().ok() } else { None }
+    };
+    let is_day = |month: Option<u32>, day: Option<u32>| {
+        month.is_some_and(|month| (1..=12).contains(&month)) && day.is_some_and(|day| (1..=31).contains(&day))
+    };
+    (0..digits.len()).filter(|at| digits[*at] == '2' && (*at == 0 || !digits[at - 1].is_ascii_digit()) && year(*at)).any(|at| {
+        let dashed = digits.get(at + 4) == Some(&'-') && digits.get(at + 7) == Some(&'-');
+        let plain = !digits.get(at + 8).is_some_and(char::is_ascii_digit);
+        (plain && is_day(number(at + 4, 2), number(at + 6, 2))) || (dashed && is_day(number(at + 5, 2), number(at + 8, 2)))
+    })
+}
+
+impl Checker<'_> {
+    /// Reads a route's suite, and what its providers' models are prompted with.
+    pub(super) fn qualified(
+        &mut self,
+        key: &str,
+        (name, route): (&str, &Route),
+        document: &Document,
+        validator: Option<&Validator>,
+    ) -> Option<Qualified> {
+        let entry = route.qualify.as_ref()?;
+        let key = format!("{key}.qualify");
+        for (name, time) in [("life", entry.life), ("renew", entry.renew)] {
+            let Some(time) = time else { continue };
+            self.time(&format!("{key}.{name}"), time, DURATION_MIN);
+            if time > LIFE_MAX {
+                let what = format!("it is longer than {}, the limit", humantime::format_duration(LIFE_MAX));
+                self.refuse(&format!("{key}.{name}"), Some(&humantime::format_duration(time)), what, "shorten it");
+            }
+        }
+        if let (Some(life), Some(renew)) = (entry.life.or(Some(LIFE_FLOATING)), entry.renew)
+            && renew >= life
+        {
+            let what = format!("a certificate may be good for {} only", humantime::format_duration(life));
+            self.refuse(&format!("{key}.renew"), Some(&humantime::format_duration(renew)), what, "renew later");
+        }
+        let SuspendEntry { invalid, of } = entry.suspend;
+        self.number(&format!("{key}.suspend.of"), of, 1, ANSWERS_MAX);
+        self.number(&format!("{key}.suspend.invalid"), invalid, 1, of.max(1));
+        if route.providers.is_empty() {
+            self.refuse(&key, None, "executors outside make the attempts of this route", "leave it out");
+            return None;
+        }
+        let shown = entry.suite.display().to_string();
+        let suite_key = format!("{key}.suite");
+        let bytes = match read(&entry.suite, SUITE_BYTES_MAX) {
+            Ok(bytes) => bytes,
+            Err(why) => {
+                self.refuse(&suite_key, Some(&shown), why, "name a file with a suite");
+                return None;
+            }
+        };
+        let suite = match Suite::load(&bytes, validator) {
+            Ok(suite) => suite,
+            Err(wrong) => {
+                for what in wrong {
+                    self.refuse(&suite_key, Some(&shown), what, "correct the suite");
+                }
+                return None;
+            }
+        };
+        let mut contracts = Vec::new();
+        for provider in &route.providers {
+            let Some(entry) = document.provider.get(provider) else { continue };
+            let mut fixed = BTreeMap::from([
+                (Part::Suite, hex(&sha256(&bytes))),
+                (Part::Schema, schema(validator)),
+                (Part::Assertions, assertions(validator, &suite)),
+                (Part::Template, template(entry, route)),
+            ]);
+            let prompt = entry.prompt.clone().unwrap_or_default();
+            for (part, what, file, url) in [
+                (Part::ChatTemplate, "chat_template", &prompt.chat_template, &prompt.apply_template),
+                (Part::Tokenizer, "tokenizer", &prompt.tokenizer, &prompt.tokenize),
+            ] {
+                let bound = match (file, url) {
+                    (Some(file), _) => match read(file, PROMPT_BYTES_MAX) {
+                        Ok(bytes) => hex(&sha256(&bytes)),
+                        Err(why) => {
+                            let key = format!("provider.{provider}.prompt.{what}");
+                            self.refuse(&key, Some(&file.display()), why, "name a file that can be read");
+                            continue;
+                        }
+                    },
+                    (None, Some(url)) => hex(&sha256(url.as_bytes())),
+                    (None, None) => String::new(),
+                };
+                fixed.insert(part, bound);
+            }
+            let vary = suite.vary.clone().unwrap_or_else(|| varies(entry.preset));
+            contracts.push(Contract {
+                route: name.to_owned(),
+                provider: provider.clone(),
+                fixed,
+                model: suite.model.clone(),
+                vary,
+            });
+        }
+        (contracts.len() == route.providers.len()).then_some(Qualified { suite, contracts })
+    }
+}
+
+/// What requests differ in, unless a suite says so itself: all of the body, where nothing is known of it.
+fn varies(preset: Option<Preset>) -> Vec<String> {
+    let pointers: &[&str] = match preset {
+        Some(Preset::OpenaiChat) => &["/messages", "/stream", "/stream_options", "/user", "/metadata"],
+        Some(Preset::OpenaiResponses) => &["/input", "/instructions", "/user", "/metadata"],
+        Some(Preset::OpenaiEmbeddings) => &["/input", "/user"],
+        Some(Preset::JobQueue) | None => &[""],
+    };
+    pointers.iter().map(|pointer| (*pointer).to_owned()).collect()
+}
+
+fn hashed<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
+    let mut bytes = Vec::new();
+    for part in parts {
+        bytes.extend_from_slice(&(part.len() as u64).to_be_bytes());
+        bytes.extend_from_slice(part.as_bytes());
+    }
+    hex(&sha256(&bytes))
+}
+
+fn schema(validator: Option<&Validator>) -> String {
+    let Some(validator) = validator else { return String::new() };
+    let of = |check: &Option<Check>| check.as_ref().map(|check| check.schema_text().to_owned()).unwrap_or_default();
+    let parse = format!("{:?}", validator.extract.parse);
+    hashed([of(&validator.input).as_str(), &of(&validator.output), &validator.extract.pointer, &parse])
+}
+
+fn assertions(validator: Option<&Validator>, suite: &Suite) -> String {
+    let checks = validator.into_iter().flat_map(|validator| [&validator.input, &validator.output]);
+    let own: Vec<String> =
+        checks.map(|check| check.as_ref().map(|check| check.assertion_texts().join("\n")).unwrap_or_default()).collect();
+    hashed(own.iter().map(String::as_str).chain(["suite"]).chain(suite.assertions.iter().map(String::as_str)))
+}
+
+/// How a provider's requests are made of a route's.
+fn template(entry: &ProviderEntry, route: &Route) -> String {
+    let body = entry.submit.as_ref().and_then(|submit| submit.body.clone()).unwrap_or_default();
+    let adapter = format!("{:?} {}", entry.adapter, entry.method);
+    // Their names alone where a value may be a secret: it may change without the contract changing.
+    let headers: Vec<String> = entry
+        .headers
+        .iter()
+        .map(|(name, value)| if super::sources::may_be_secret(name) { name.clone() } else { format!("{name}: {value}") })
+        .collect();
+    hashed([adapter.as_str(), &body, &headers.join("\n"), &route.forward_headers.join("\n")])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_dated;
+
+    #[test]
+    fn a_dated_name_has_a_day_in_it() {
+        for name in ["gpt-4o-2024-08-06", "claude-sonnet-4-20250514", "m-20240806-preview"] {
+            assert!(is_dated(name), "{name}");
+        }
+        for name in ["gpt-4o", "qwen2.5-coder-0.5b", "m-20249999", "m-2024-13-01", "m-202408061", "model-2024", ""] {
+            assert!(!is_dated(name), "{name}");
+        }
+    }
+}
