@@ -8,6 +8,8 @@
 //! runtime's (`runtime/certificates.rs`). How a certificate is earned: `qualify/suite.rs` is what a suite says, `qualify/runner.rs`
 //! runs it.
 
+pub mod prompt;
+pub mod statistics;
 pub mod suite;
 
 use std::collections::BTreeMap;
