@@ -15,11 +15,13 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use onejob::config::{Config, ConfigError, Environment, Sources};
+use onejob::qualify::Standing;
 use serde_json::{Value, json};
 
 mod assemble;
 mod bench;
 mod cancel;
+mod certificates;
 mod client;
 mod config;
 mod demo;
@@ -28,6 +30,7 @@ mod gateway;
 mod get;
 mod list;
 mod openapi;
+mod qualify;
 mod reopen;
 mod resolve;
 mod script;
@@ -92,6 +95,18 @@ enum Command {
     Resolve(resolve::Arguments),
     /// Gives a failed job new attempts.
     Reopen(reopen::Arguments),
+    /// Runs a route's suite against a provider; where it passes, jobs of the route may fail over there.
+    Qualify(qualify::Arguments),
+    /// Lists what providers have proved.
+    Certificates(certificates::ListArguments),
+    /// Takes certificates back for good: no failover goes there any more, by any gateway, within a second.
+    Revoke(certificates::MarkArguments),
+    /// Takes certificates back for now.
+    Suspend(certificates::MarkArguments),
+    /// Makes suspended certificates good again.
+    Reinstate(certificates::MarkArguments),
+    /// Tells whether jobs of a route may fail over, from whom to whom, and why not.
+    CanFailover(certificates::CanFailoverArguments),
     /// Looks for what would keep a gateway from keeping its promises.
     Doctor,
     /// Measures what jobs cost on this machine and this Redis, and leaves nothing behind.
@@ -329,6 +344,12 @@ async fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Cancel(arguments) => cancel::run(arguments, context).await,
         Command::Resolve(arguments) => resolve::run(arguments, context).await,
         Command::Reopen(arguments) => reopen::run(arguments, context).await,
+        Command::Qualify(arguments) => qualify::run(arguments, context).await,
+        Command::Certificates(arguments) => certificates::list(arguments, context).await,
+        Command::Revoke(arguments) => certificates::mark(arguments, Standing::Revoked, context).await,
+        Command::Suspend(arguments) => certificates::mark(arguments, Standing::Suspended, context).await,
+        Command::Reinstate(arguments) => certificates::mark(arguments, Standing::Live, context).await,
+        Command::CanFailover(arguments) => certificates::can_failover(arguments, context).await,
         Command::Doctor => doctor::run(context).await,
         Command::Bench(arguments) => bench::run(arguments, context).await,
         Command::Config(command) => config::run(command, context),
@@ -350,6 +371,12 @@ fn start_log(filter: Option<&str>, format: LogFormat, command: &Command) -> Resu
         | Command::Cancel(_)
         | Command::Resolve(_)
         | Command::Reopen(_)
+        | Command::Qualify(_)
+        | Command::Certificates(_)
+        | Command::Revoke(_)
+        | Command::Suspend(_)
+        | Command::Reinstate(_)
+        | Command::CanFailover(_)
         | Command::Doctor
         | Command::Bench(_)
         | Command::Config(_)

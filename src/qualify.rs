@@ -8,7 +8,9 @@
 //! runtime's (`runtime/certificates.rs`). How a certificate is earned: `qualify/suite.rs` is what a suite says, `qualify/runner.rs`
 //! runs it.
 
+pub mod capabilities;
 pub mod prompt;
+pub mod runner;
 pub mod statistics;
 pub mod suite;
 

@@ -127,12 +127,7 @@ pub(super) async fn providers(config: &Config) -> Result<(Vec<ProviderSlot>, Vec
                 started.push((name.clone(), simulated));
             }
         }
-        let provider: Arc<dyn Provider> = if entry.is_asynchronous() {
-            let options = AsyncHttpOptions::from_entry(entry, options, webhook_options(config, name, entry));
-            Arc::new(AsyncHttpProvider::new(name, options).or_exit(Exit::Usage)?)
-        } else {
-            Arc::new(HttpProvider::new(name, options).or_exit(Exit::Usage)?)
-        };
+        let provider = adapter(config, name, entry, options)?;
         slots.push(ProviderSlot {
             name: name.clone(),
             provider,
@@ -141,6 +136,31 @@ pub(super) async fn providers(config: &Config) -> Result<(Vec<ProviderSlot>, Vec
         });
     }
     Ok((slots, started))
+}
+
+fn adapter(
+    config: &Config,
+    name: &str,
+    entry: &config::ProviderEntry,
+    options: HttpOptions,
+) -> Result<Arc<dyn Provider>, Failure> {
+    Ok(if entry.is_asynchronous() {
+        let options = AsyncHttpOptions::from_entry(entry, options, webhook_options(config, name, entry));
+        Arc::new(AsyncHttpProvider::new(name, options).or_exit(Exit::Usage)?)
+    } else {
+        Arc::new(HttpProvider::new(name, options).or_exit(Exit::Usage)?)
+    })
+}
+
+/// Builds one provider that is reached at its own address; `None` if there is none of that name.
+pub(super) fn provider(config: &Config, name: &str) -> Result<Option<Arc<dyn Provider>>, Failure> {
+    let Some(entry) = config.provider.get(name) else { return Ok(None) };
+    if entry.adapter == Adapter::Simulated {
+        let what =
+            format!("provider {name} is started with each gateway, at an address of its own each time: it cannot be certified");
+        return Err(Failure::new(Exit::Usage, what));
+    }
+    adapter(config, name, entry, http_options(config, name, entry)).map(Some)
 }
 
 pub(super) fn http_options(config: &Config, name: &str, entry: &config::ProviderEntry) -> HttpOptions {

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use onejob::config::Config;
+use onejob::provider::http::{HttpOptions, HttpProvider};
 use onejob::provider::simulated::Simulated;
-use onejob::runtime::{Drained, Runtime};
+use onejob::runtime::{Drained, Proof, ProviderSlot, Route, Runtime};
 use onejob::server;
 use onejob::store::Store;
 use onejob::store::private_redis::{PrivateRedis, PrivateRedisOptions};
@@ -13,6 +14,9 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::{Exit, Failure, OrExit as _, assemble};
+
+/// How long the keys of a qualification outlive their jobs.
+const QUALIFY_LIFE_MS: u64 = 60_000;
 
 /// A running gateway.
 pub(super) struct Gateway {
@@ -123,4 +127,64 @@ struct Parts {
     runtime: Runtime,
     serving: JoinHandle<()>,
     stop: CancellationToken,
+}
+
+/// A gateway in front of one provider, for the time of a qualification: what is proved is the whole way.
+pub(super) struct Through {
+    /// The gateway, as a client sees it.
+    pub(super) provider: HttpProvider,
+    runtime: Runtime,
+    serving: JoinHandle<()>,
+    stop: CancellationToken,
+}
+
+impl Through {
+    /// Starts one over the configured Redis, under a prefix of its own.
+    pub(super) async fn start(config: &Config, route: &str, provider: &str) -> Result<Self, Failure> {
+        let Some(url) = &config.redis.url else { return Err(Failure::new(Exit::Usage, "redis.url is not set")) };
+        let mut options = assemble::store_options(config, url.reveal());
+        options.prefix = format!("{}-qualify", options.prefix);
+        let (store, _) = Store::connect(options).await.or_exit(Exit::Unavailable)?;
+        let Some(of_route) = assemble::routes(config).into_iter().find(|one| one.name == route) else {
+            return Err(Failure::new(Exit::Usage, format!("there is no route {route:?}")));
+        };
+        // What it answers is judged here, with more than the route asks of it.
+        let mut of_route = Route { providers: vec![provider.to_owned()], proof: Proof::default(), validator: None, ..of_route };
+        of_route.plan.providers = 1;
+        (of_route.rules.key_life_ms, of_route.rules.retention_ms) = (QUALIFY_LIFE_MS, QUALIFY_LIFE_MS);
+        let Some(adapter) = assemble::provider(config, provider)? else {
+            return Err(Failure::new(Exit::Usage, format!("there is no provider {provider:?}")));
+        };
+        let entry = &config.provider[provider];
+        let slot = ProviderSlot { name: provider.to_owned(), provider: adapter, total: entry.timeouts.total, in_flight_max: 1 };
+        let mut runtime_options = assemble::runtime_options(config);
+        runtime_options.spool = None;
+        let runtime = Runtime::start(store, runtime_options, vec![slot], vec![of_route]).or_exit(Exit::Usage)?;
+        let options = server::ServerOptions::from_config(
+            &onejob::config::Server {
+                listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+                proxy_wait: entry.timeouts.total,
+                ..onejob::config::Server::default()
+            },
+            server::Owners::from_config(&std::collections::BTreeMap::new(), None).or_exit(Exit::Internal)?,
+        );
+        let bound = server::Gateway::bind(options, runtime.clone()).or_exit(Exit::Unavailable)?;
+        let mut client = HttpOptions::new(&format!("http://{}/proxy/{route}", bound.addr()));
+        client.idempotency_header = Some("idempotency-key".to_owned());
+        client.timeouts = entry.timeouts;
+        let stop = CancellationToken::new();
+        let serving = tokio::spawn(bound.serve(stop.clone()));
+        let provider = HttpProvider::new("gateway", client).or_exit(Exit::Internal)?;
+        Ok(Through { provider, runtime, serving, stop })
+    }
+
+    /// Stops it; its keys go by themselves.
+    pub(super) async fn stop(self) {
+        let Through { provider, runtime, serving, stop } = self;
+        drop(provider);
+        stop.cancel();
+        let _ = serving.await;
+        runtime.shutdown(Duration::ZERO).await;
+        runtime.store().close().await;
+    }
 }

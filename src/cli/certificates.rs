@@ -1,0 +1,244 @@
+//! `onejob certificates`, `revoke`, `suspend`, `reinstate` and `can-failover`: what providers have proved, and who says otherwise.
+//!
+//! They talk to Redis itself, by the configuration: a gateway need not run, and a word counts for every gateway from then on.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use onejob::config::Config;
+use onejob::provider::Request;
+use onejob::qualify::suite::Case;
+use onejob::qualify::{Bindings, Contract, Denial, Kept, Standing, decide};
+use onejob::store::{Stood, Store};
+use serde_json::{Value, json};
+
+use super::{Context, Exit, Failure, OrExit as _, assemble, say, show};
+
+#[derive(clap::Args)]
+pub(super) struct ListArguments {
+    /// Of this route alone.
+    #[arg(long)]
+    route: Option<String>,
+    /// Also what happened to each, and who said so.
+    #[arg(long)]
+    events: bool,
+}
+
+#[derive(clap::Args)]
+pub(super) struct MarkArguments {
+    /// The route.
+    #[arg(long)]
+    route: String,
+    /// The provider.
+    #[arg(long)]
+    provider: String,
+    /// One certificate alone, by its name; without: every one that is kept.
+    #[arg(long)]
+    id: Option<String>,
+    /// Why.
+    #[arg(long)]
+    reason: String,
+    /// Who says so.
+    #[arg(long, env = "USER", default_value = "operator")]
+    actor: String,
+}
+
+#[derive(clap::Args)]
+pub(super) struct CanFailoverArguments {
+    /// The route.
+    #[arg(long)]
+    route: String,
+    /// The provider that fails; without: each.
+    #[arg(long)]
+    from: Option<String>,
+    /// The provider that would take over; without: each.
+    #[arg(long)]
+    to: Option<String>,
+    /// The body of a request; without: the suite's first case.
+    #[arg(long, value_name = "FILE")]
+    input: Option<std::path::PathBuf>,
+}
+
+/// The store that a configuration names.
+pub(super) async fn store(config: &Config) -> Result<Store, Failure> {
+    let Some(url) = &config.redis.url else {
+        let what = "redis.url is not set: the gateway's own Redis is reached by nobody else; name one that both can reach";
+        return Err(Failure::new(Exit::Usage, what));
+    };
+    let (store, _) = Store::connect(assemble::store_options(config, url.reveal())).await.or_exit(Exit::Unavailable)?;
+    Ok(store)
+}
+
+pub(super) async fn list(arguments: ListArguments, context: &Context) -> Result<Exit, Failure> {
+    let config = context.load().or_exit(Exit::Usage)?;
+    let store = store(&config).await?;
+    let (mut rows, mut documents) = (Vec::new(), Vec::new());
+    for (route, provider) in store.certified_pairs().await.or_exit(Exit::Unavailable)? {
+        if arguments.route.as_ref().is_some_and(|only| *only != route) {
+            continue;
+        }
+        let kept = store.certificates(&route, &provider).await.or_exit(Exit::Unavailable)?;
+        let events = store.certificate_events(&route, &provider).await.or_exit(Exit::Unavailable)?;
+        for one in &kept {
+            rows.push(row(one, store.now_ms()));
+            if arguments.events {
+                let of_it = events.iter().filter(|event| event.id == one.certificate.id);
+                rows.extend(of_it.map(|event| {
+                    let words = if event.reason.is_empty() { String::new() } else { format!(": {}", event.reason) };
+                    vec![String::new(), String::new(), format!("{} by {}{words}", event.event, event.by), at(event.at_ms)]
+                }));
+            }
+            let events: Vec<_> = events.iter().filter(|event| event.id == one.certificate.id).collect();
+            documents.push(json!({
+                "certificate": one.certificate, "standing": one.standing, "reason": one.reason, "by": one.by, "events": events,
+            }));
+        }
+    }
+    context.print(&json!(documents), || match rows.is_empty() {
+        true => "no certificates; onejob qualify issues them".to_owned(),
+        false => table(&["route", "provider", "standing", "until", "runs", "answered by", "id"], rows),
+    });
+    store.close().await;
+    Ok(Exit::Done)
+}
+
+fn row(one: &Kept, now_ms: u64) -> Vec<String> {
+    let Kept { certificate, standing, reason, .. } = one;
+    let standing = match standing {
+        Standing::Live if certificate.expires_ms <= now_ms => "expired".to_owned(),
+        Standing::Live => "live".to_owned(),
+        other => format!("{}: {reason}", other.as_str()),
+    };
+    let runs = format!("{} ({} failed, {} inconclusive)", certificate.runs, certificate.failures, certificate.inconclusive);
+    vec![
+        certificate.route.clone(),
+        certificate.provider.clone(),
+        standing,
+        at(certificate.expires_ms),
+        runs,
+        certificate.answered_by.clone(),
+        certificate.id.clone(),
+    ]
+}
+
+pub(super) fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
+    let mut table = show::table(head);
+    for row in rows {
+        table.add_row(row.iter().map(|text| show::cell(text)).collect::<Vec<_>>());
+    }
+    show::lines(&table)
+}
+
+pub(super) fn at(ms: u64) -> String {
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(ms)).to_string()
+}
+
+pub(super) async fn mark(arguments: MarkArguments, standing: Standing, context: &Context) -> Result<Exit, Failure> {
+    let config = context.load().or_exit(Exit::Usage)?;
+    let store = store(&config).await?;
+    let MarkArguments { route, provider, id, reason, actor } = arguments;
+    let stood = store
+        .mark_certificate((&route, &provider), id.as_deref(), standing, (&actor, &reason))
+        .await
+        .or_exit(Exit::Unavailable)?;
+    store.close().await;
+    let (word, count, exit) = match stood {
+        Stood::Changed(count) => ("changed", count, Exit::Done),
+        Stood::Repeated => ("unchanged", 0, Exit::Done),
+        Stood::Refused => ("refused", 0, Exit::Conflict),
+        Stood::NotFound => ("not_found", 0, Exit::NotFound),
+    };
+    context.print(&json!({ "result": word, "count": count, "standing": standing.as_str() }), || match stood {
+        Stood::Changed(count) => format!("{count} of {route}, {provider}: {}", standing.as_str()),
+        Stood::Repeated => format!("{route}, {provider}: {} already", standing.as_str()),
+        Stood::Refused => format!("{route}, {provider}: what is revoked stays revoked; onejob qualify issues a new certificate"),
+        Stood::NotFound => format!("{route}, {provider}: there is no such certificate"),
+    });
+    Ok(exit)
+}
+
+pub(super) async fn can_failover(arguments: CanFailoverArguments, context: &Context) -> Result<Exit, Failure> {
+    let config = context.load().or_exit(Exit::Usage)?;
+    let name = &arguments.route;
+    let Some(route) = config.route.get(name) else {
+        return Err(Failure::new(Exit::Usage, format!("there is no route {name:?}")));
+    };
+    for asked in [&arguments.from, &arguments.to].into_iter().flatten() {
+        if !route.providers.contains(asked) {
+            return Err(Failure::new(
+                Exit::Usage,
+                format!("route {name} has no provider {asked:?}: {}", route.providers.join(", ")),
+            ));
+        }
+    }
+    let store = store(&config).await?;
+    let (mut rows, mut documents, mut all) = (Vec::new(), Vec::new(), true);
+    for (place, to) in route.providers.iter().enumerate() {
+        if arguments.to.as_ref().is_some_and(|only| only != to) {
+            continue;
+        }
+        let answer = if place == 0 { Ok(None) } else { certified(&config, &store, &arguments, place).await?.map(Some) };
+        for from in route.providers.iter().filter(|from| *from != to) {
+            if arguments.from.as_ref().is_some_and(|only| only != from) {
+                continue;
+            }
+            all &= answer.is_ok();
+            let (may, why) = match &answer {
+                Ok(None) => ("yes", "it is the route's first provider".to_owned()),
+                Ok(Some((id, until_ms))) => ("yes", format!("certificate {id}, until {}", at(*until_ms))),
+                Err(denial) => ("no", denial.to_string()),
+            };
+            rows.push(vec![from.clone(), to.clone(), may.to_owned(), why.clone()]);
+            let reason = answer.as_ref().err().map(Denial::word);
+            documents.push(json!({ "from": from, "to": to, "may": answer.is_ok(), "reason": reason, "why": why }));
+        }
+    }
+    store.close().await;
+    let gate = serde_json::to_value(route.gate).unwrap_or(Value::Null);
+    if gate != json!("enforce") {
+        say(format_args!("route {name}: gate = {gate}: a failover happens all the same"));
+    }
+    context.print(&json!({ "route": name, "gate": gate, "failovers": documents }), || table(&["from", "to", "may", "why"], rows));
+    Ok(if all { Exit::Done } else { Exit::Failed })
+}
+
+/// Which certificate lets jobs go to a provider, and until when.
+async fn certified(
+    config: &Config,
+    store: &Store,
+    arguments: &CanFailoverArguments,
+    place: usize,
+) -> Result<Result<(String, u64), Denial>, Failure> {
+    let Some(qualified) = config.qualified(&arguments.route) else { return Ok(Err(Denial::NoSuite)) };
+    let Some(contract) = qualified.contracts.get(place) else { return Ok(Err(Denial::NoSuite)) };
+    let body = match &arguments.input {
+        Some(file) => std::fs::read(file).or_exit(Exit::Usage)?,
+        None => first_request(&qualified.suite.cases, |case| case.request(&qualified.suite, &contract.provider, None, 0))?,
+    };
+    let wanted = bindings(config, contract, &qualified.suite.path, &body)?;
+    let kept = match store.certificates(&contract.route, &contract.provider).await {
+        Ok(kept) => kept,
+        Err(error) => return Ok(Err(Denial::Unreadable { reason: error.to_string() })),
+    };
+    Ok(decide(&wanted, &kept, store.now_ms()).map(|found| (found.id.clone(), found.expires_ms)))
+}
+
+fn first_request(cases: &[Case], request: impl Fn(&Case) -> Result<Vec<u8>, String>) -> Result<Vec<u8>, Failure> {
+    let first = cases.first().map(request);
+    first.unwrap_or_else(|| Err("the suite has no cases".to_owned())).map_err(|what| Failure::new(Exit::Usage, what))
+}
+
+/// What a body's request to a provider is bound to.
+pub(super) fn bindings(config: &Config, contract: &Contract, path: &str, body: &[u8]) -> Result<Bindings, Failure> {
+    let Some(slot) = assemble::provider(config, &contract.provider)? else {
+        return Err(Failure::new(Exit::Usage, format!("there is no provider {:?}", contract.provider)));
+    };
+    let request = Request {
+        method: String::new(),
+        target: path.to_owned(),
+        content_type: "application/json".to_owned(),
+        headers: Vec::new(),
+        body: body.into(),
+    };
+    let rendered = slot.render(&request).map_err(|error| Failure::new(Exit::Usage, error))?;
+    Ok(contract.bind(&rendered))
+}

@@ -1,0 +1,358 @@
+//! `onejob qualify`: runs a route's suite against a provider, reports, and issues a certificate where it passes.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use onejob::config::{Config, Effects};
+use onejob::fingerprint::{hex, sha256};
+use onejob::provider::{Outcome, Provider as _};
+use onejob::qualify::prompt::Prompt;
+use onejob::qualify::runner::{Examined, Report, Run, Settings, Verdict};
+use onejob::qualify::suite::{Case, Level};
+use onejob::qualify::{Bindings, Certificate};
+use onejob::store::EVIDENCE_BYTES_MAX;
+use serde_json::{Value, json};
+
+use super::certificates::{at, bindings, store, table};
+use super::gateway::Through;
+use super::{Context, Exit, Failure, Format, OrExit as _, assemble, say};
+
+const CODES: &str = "\
+Exit codes: 0 a certificate was issued, 1 the provider was refused, 5 inconclusive (the provider did not answer well enough to \
+tell), 2 the configuration or the suite is wrong.";
+
+#[derive(clap::Args)]
+#[command(after_help = CODES)]
+pub(super) struct Arguments {
+    /// The route.
+    #[arg(long)]
+    route: String,
+    /// The provider.
+    #[arg(long)]
+    provider: String,
+    /// Runs at once.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    concurrency: u16,
+    /// Begins no further run after this time.
+    #[arg(long, value_name = "DURATION", value_parser = super::duration)]
+    time_max: Option<Duration>,
+    /// Begins no further run once the runs have cost so much, in the provider's unit (`cost` in its entry).
+    #[arg(long, value_name = "NUMBER")]
+    cost_max: Option<u64>,
+    /// Writes each finished run to this file, and goes on from what is there.
+    #[arg(long, value_name = "FILE")]
+    resume: Option<PathBuf>,
+    /// Writes the whole report to this file, as JSON.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Reports alone: issues no certificate.
+    #[arg(long)]
+    dry_run: bool,
+    /// Runs it though what the provider does happens for real: the route's effects are "external".
+    #[arg(long)]
+    accept_effects: bool,
+    /// Who has the certificate issued.
+    #[arg(long, env = "USER", default_value = "operator")]
+    actor: String,
+}
+
+pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
+    let config = context.load().or_exit(Exit::Usage)?;
+    let (route, name) = (&arguments.route, &arguments.provider);
+    let wrong = |what: String| Err(Failure::new(Exit::Usage, what));
+    let Some(entry) = config.route.get(route) else { return wrong(format!("there is no route {route:?}")) };
+    let Some(place) = entry.providers.iter().position(|one| one == name) else {
+        return wrong(format!("route {route} has no provider {name:?}: {}", entry.providers.join(", ")));
+    };
+    let Some(qualified) = config.qualified(route) else {
+        return wrong(format!("route {route} has no suite: set route.{route}.qualify = {{ suite = \"suites/{route}.yaml\" }}"));
+    };
+    if entry.effects == Effects::External && !arguments.accept_effects {
+        let what = "what its provider does happens for real (effects = \"external\"), once for each run; --accept-effects if that is well";
+        return wrong(format!("route {route}: {what}"));
+    }
+    let contract = &qualified.contracts[place];
+    let suite = &qualified.suite;
+    let wanted = all_bindings(&config, &qualified.suite.cases, contract, suite)?;
+    let Some(provider) = assemble::provider(&config, name)? else { return wrong(format!("there is no provider {name:?}")) };
+    let of_provider = &config.provider[name];
+    let prompt = of_provider.prompt.as_ref().map(Prompt::of).transpose();
+    let prompt = prompt.map_err(|what| Failure::new(Exit::Usage, format!("provider.{name}.prompt: {what}")))?;
+    let store = if arguments.dry_run { None } else { Some(store(&config).await?) };
+    let examined = Examined {
+        route: config.validator(route).map(AsRef::as_ref),
+        name,
+        provider,
+        prompt,
+        suite,
+        settings: Settings {
+            concurrency: usize::from(arguments.concurrency),
+            total: of_provider.timeouts.total,
+            time_max: arguments.time_max,
+            cost_max: arguments.cost_max,
+        },
+    };
+    let resume = arguments.resume.as_deref().map(|file| Resume::open(file, &wanted.hash(route, name))).transpose()?;
+    let done = resume.as_ref().map(|resume| resume.done.clone()).unwrap_or_default();
+    let requests: usize = suite.cases.iter().map(|case| 1 + case.relations.len()).sum();
+    let bar = progress(context.format, requests * suite.runs as usize);
+    bar.set_position(done.len() as u64);
+    let tell = |run: &Run| {
+        bar.inc(1);
+        bar.set_message(run.case.clone());
+        if let Some(resume) = &resume {
+            resume.keep(run);
+        }
+    };
+    let mut all = examined.run(&done, tell).await;
+    let cases_pass = Report::of(route, name, suite, all.clone()).verdict == Verdict::Passed;
+    // What would be refused anyway is not asked for more.
+    if cases_pass && suite.levels.contains(&Level::Gateway) {
+        bar.set_message("through a gateway");
+        all.extend(through_gateway(&config, contract, &examined).await?);
+    }
+    if cases_pass && suite.levels.contains(&Level::Capabilities) {
+        bar.set_message("capabilities");
+        all.extend(examined.capabilities().await);
+    }
+    bar.finish_and_clear();
+    let report = Report::of(route, name, suite, all);
+    let mut evidence = serde_json::to_vec(&report).or_exit(Exit::Internal)?;
+    if let Some(file) = &arguments.report {
+        std::fs::write(file, &evidence).map_err(|error| Failure::new(Exit::Usage, format!("{}: {error}", file.display())))?;
+    }
+    let mut certificate = None;
+    if let Some(store) = &store {
+        if report.verdict == Verdict::Passed {
+            if evidence.len() > EVIDENCE_BYTES_MAX {
+                // The runs that passed say nothing that their number does not.
+                let short = Report {
+                    all: report.all.iter().filter(|run| run.verdict != Verdict::Passed).cloned().collect(),
+                    ..report.clone()
+                };
+                evidence = serde_json::to_vec(&short).or_exit(Exit::Internal)?;
+            }
+            let issued = issue(&config, &report, wanted, &evidence, &arguments.actor, store.now_ms());
+            store.issue_certificate(&issued, &evidence).await.or_exit(Exit::Unavailable)?;
+            certificate = Some(issued);
+        }
+        store.close().await;
+    }
+    let document = json!({ "report": report, "certificate": certificate });
+    context.print(&document, || told(&report, certificate.as_ref(), suite.cases.as_slice()));
+    Ok(match report.verdict {
+        Verdict::Passed => Exit::Done,
+        Verdict::Failed => Exit::Failed,
+        Verdict::Inconclusive => Exit::Unavailable,
+    })
+}
+
+/// What all requests of a suite are bound to: a certificate is for one contract.
+fn all_bindings(
+    config: &Config,
+    cases: &[Case],
+    contract: &onejob::qualify::Contract,
+    suite: &onejob::qualify::suite::Suite,
+) -> Result<Bindings, Failure> {
+    let mut first: Option<(Bindings, &str)> = None;
+    for case in cases {
+        let body = case.request(suite, &contract.provider, None, 0).map_err(|what| Failure::new(Exit::Usage, what))?;
+        let bound = bindings(config, contract, &suite.path, &body)?;
+        match &first {
+            None => first = Some((bound, &case.name)),
+            Some((one, other)) if *one != bound => {
+                let parts: Vec<&str> = one.differ(&bound).iter().map(|part| part.as_str()).collect();
+                let what = format!(
+                    "cases {other:?} and {:?} differ in what is bound ({}); a certificate is for one contract: name what varies in \
+                     vary, or make two suites",
+                    case.name,
+                    parts.join(", ")
+                );
+                return Err(Failure::new(Exit::Usage, what));
+            }
+            Some(_) => {}
+        }
+    }
+    first.map(|(bound, _)| bound).ok_or_else(|| Failure::new(Exit::Usage, "the suite has no cases"))
+}
+
+fn issue(config: &Config, report: &Report, bindings: Bindings, evidence: &[u8], actor: &str, now_ms: u64) -> Certificate {
+    let asked = bindings.get(onejob::qualify::Part::Model);
+    let model = if report.model.is_empty() { asked } else { &report.model };
+    let life = config.certificate_life(&report.route, model);
+    let name = format!("{}{now_ms}", bindings.hash(&report.route, &report.provider));
+    Certificate {
+        id: hex(&sha256(name.as_bytes())[..16]),
+        route: report.route.clone(),
+        provider: report.provider.clone(),
+        answered_by: report.model.clone(),
+        fingerprint: report.build.clone(),
+        issued_ms: now_ms,
+        expires_ms: now_ms + u64::try_from(life.as_millis()).unwrap_or(u64::MAX / 2),
+        issued_by: actor.to_owned(),
+        runs: report.runs,
+        failures: report.failures,
+        inconclusive: report.inconclusive,
+        evidence: hex(&sha256(evidence)),
+        bindings,
+    }
+}
+
+/// Each case once through a gateway in front of the provider, and once more as a stream where requests may be one.
+async fn through_gateway(
+    config: &Config,
+    contract: &onejob::qualify::Contract,
+    examined: &Examined<'_>,
+) -> Result<Vec<Run>, Failure> {
+    let streams = contract.vary.iter().any(|pointer| pointer == "/stream");
+    let through = Through::start(config, &contract.route, &contract.provider).await?;
+    let mut runs = Vec::new();
+    for case in &examined.suite.cases {
+        for stream in [false, true].into_iter().filter(|stream| !stream || streams) {
+            let variant = if stream { "through a gateway, streamed" } else { "through a gateway" };
+            let body = case.request(examined.suite, examined.name, None, 0).map_err(|what| Failure::new(Exit::Usage, what))?;
+            let mut asked: Value = serde_json::from_slice(&body).or_exit(Exit::Internal)?;
+            if stream {
+                asked["stream"] = json!(true);
+            }
+            let request = examined.request(asked.to_string().as_bytes());
+            let target =
+                if request.target.is_empty() { config.provider[&contract.provider].path.clone() } else { request.target.clone() };
+            let request = onejob::provider::Request { target, ..request };
+            let rendered = through.provider.render(&request).or_exit(Exit::Internal)?;
+            let mut run = match through.provider.submit(examined.call(rendered)).await {
+                Outcome::Succeeded { response, .. } => {
+                    let answer = if stream { gathered(&response.body) } else { response.body.to_vec() };
+                    examined.judged(case, 1, variant, (&body, &answer))
+                }
+                other => {
+                    let mut run = examined.judged(case, 1, variant, (&body, b""));
+                    run.verdict = Verdict::Inconclusive;
+                    run.findings = vec![format!("{other:?}").chars().take(200).collect()];
+                    run
+                }
+            };
+            run.level = Level::Gateway;
+            runs.push(run);
+        }
+    }
+    through.stop().await;
+    Ok(runs)
+}
+
+/// The answer that a stream of a chat completion says in parts.
+fn gathered(stream: &[u8]) -> Vec<u8> {
+    let (mut content, mut finish) = (String::new(), Value::Null);
+    for line in String::from_utf8_lossy(stream).lines() {
+        let Some(event) = line.strip_prefix("data:").and_then(|data| serde_json::from_str::<Value>(data.trim()).ok()) else {
+            continue;
+        };
+        content.push_str(event.pointer("/choices/0/delta/content").and_then(Value::as_str).unwrap_or_default());
+        if let Some(reason @ Value::String(_)) = event.pointer("/choices/0/finish_reason") {
+            finish = reason.clone();
+        }
+    }
+    json!({ "choices": [{ "message": { "role": "assistant", "content": content }, "finish_reason": finish }] })
+        .to_string()
+        .into_bytes()
+}
+
+fn progress(format: Format, runs: usize) -> ProgressBar {
+    let target = if format == Format::Json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} requests, {elapsed} {msg}");
+    ProgressBar::with_draw_target(Some(runs as u64), target).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn told(report: &Report, certificate: Option<&Certificate>, cases: &[Case]) -> String {
+    let mut rows = Vec::new();
+    let count = |runs: &[&Run]| {
+        let of = |verdict| runs.iter().filter(|run| run.verdict == verdict).count().to_string();
+        vec![of(Verdict::Passed), of(Verdict::Failed), of(Verdict::Inconclusive)]
+    };
+    let mut names: Vec<(&str, &str)> = Vec::new();
+    for run in &report.all {
+        let name = (run.case.as_str(), run.variant.as_str());
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names.sort_by_key(|(case, _)| cases.iter().position(|one| one.name == *case).unwrap_or(usize::MAX));
+    for (case, variant) in names {
+        let runs: Vec<&Run> =
+            report.all.iter().filter(|run| (run.case.as_str(), run.variant.as_str()) == (case, variant)).collect();
+        let name = if variant.is_empty() { case.to_owned() } else { format!("{case}: {variant}") };
+        rows.push([vec![name], count(&runs)].concat());
+    }
+    let mut out = format!("{}, {}: {}\n", report.route, report.provider, report.says.join("; "));
+    out.push_str(&table(&["case", "passed", "failed", "inconclusive"], rows));
+    let bad = report.all.iter().filter(|run| run.verdict != Verdict::Passed);
+    let mut seen = std::collections::BTreeSet::new();
+    for run in bad {
+        // The same fault of the same case is told once.
+        if !seen.insert((&run.case, &run.variant, &run.findings)) {
+            continue;
+        }
+        let variant = if run.variant.is_empty() { String::new() } else { format!(" ({})", run.variant) };
+        out.push_str(&format!("\n{}{variant}, at level {}:\n", run.case, run.level.as_str()));
+        for finding in &run.findings {
+            out.push_str(&format!("  {finding}\n"));
+        }
+        if !run.got.is_empty() {
+            out.push_str(&format!("  got: {:?}\n", run.got));
+        }
+    }
+    if report.cost > 0 {
+        out.push_str(&format!("\ncost: {}\n", report.cost));
+    }
+    match certificate {
+        Some(one) => out.push_str(&format!("\ncertificate {} until {}\n", one.id, at(one.expires_ms))),
+        None => out.push_str("\nno certificate\n"),
+    }
+    out
+}
+
+/// Finished runs in a file, a line each, after one that says what they are of.
+struct Resume {
+    file: Mutex<std::fs::File>,
+    done: Vec<Run>,
+}
+
+impl Resume {
+    fn open(path: &Path, bindings: &str) -> Result<Self, Failure> {
+        let refused = |what: String| Failure::new(Exit::Usage, format!("{}: {what}", path.display()));
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(refused(error.to_string())),
+        };
+        let mut lines = text.lines();
+        let head = json!({ "bindings": bindings }).to_string();
+        if lines.next().is_some_and(|first| first != head) {
+            return Err(refused(
+                "it has the runs of another contract: something has changed since; take another file".to_owned(),
+            ));
+        }
+        // A last line that was cut is run again; so is what was inconclusive.
+        let runs = lines.filter_map(|line| serde_json::from_str::<Run>(line).ok());
+        let done: Vec<Run> = runs.filter(|run| run.verdict != Verdict::Inconclusive).collect();
+        let mut file = std::fs::File::create(path).map_err(|error| refused(error.to_string()))?;
+        let mut whole = format!("{head}\n");
+        for run in &done {
+            whole.push_str(&serde_json::to_string(run).or_exit(Exit::Internal)?);
+            whole.push('\n');
+        }
+        file.write_all(whole.as_bytes()).and_then(|()| file.sync_data()).map_err(|error| refused(error.to_string()))?;
+        Ok(Resume { file: Mutex::new(file), done })
+    }
+
+    fn keep(&self, run: &Run) {
+        let Ok(line) = serde_json::to_string(run) else { return };
+        let mut file = self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Err(error) = writeln!(file, "{line}").and_then(|()| file.sync_data()) {
+            say(format_args!("onejob: a finished run is not written down: {error}"));
+        }
+    }
+}
