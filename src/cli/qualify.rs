@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use onejob::config::{Config, Effects};
 use onejob::fingerprint::{hex, sha256};
 use onejob::provider::{Outcome, Provider as _};
-use onejob::qualify::prompt::Prompt;
+use onejob::qualify::prompt::{Prompt, why};
 use onejob::qualify::runner::{Examined, Report, Run, Settings, Verdict};
 use onejob::qualify::suite::{Case, Level};
 use onejob::qualify::{Bindings, Certificate};
@@ -21,7 +21,7 @@ use super::gateway::Through;
 use super::{Context, Exit, Failure, Format, OrExit as _, assemble, say};
 
 const CODES: &str = "\
-Exit codes: 0 a certificate was issued, 1 the provider was refused, 5 inconclusive (the provider did not answer well enough to \
+Exit codes: 0 a certificate was issued, 1 the provider was refused, 6 inconclusive (the provider did not answer well enough to \
 tell), 2 the configuration or the suite is wrong.";
 
 #[derive(clap::Args)]
@@ -231,7 +231,7 @@ async fn through_gateway(
                 other => {
                     let mut run = examined.judged(case, 1, variant, (&body, b""));
                     run.verdict = Verdict::Inconclusive;
-                    run.findings = vec![format!("{other:?}").chars().take(200).collect()];
+                    run.findings = vec![why(&other)];
                     run
                 }
             };
@@ -286,7 +286,7 @@ fn told(report: &Report, certificate: Option<&Certificate>, cases: &[Case]) -> S
         let name = if variant.is_empty() { case.to_owned() } else { format!("{case}: {variant}") };
         rows.push([vec![name], count(&runs)].concat());
     }
-    let mut out = format!("{}, {}: {}\n", report.route, report.provider, report.says.join("; "));
+    let mut out = format!("{}, {}: {}\n", report.route, report.provider, report.says.join("\n  "));
     out.push_str(&table(&["case", "passed", "failed", "inconclusive"], rows));
     let bad = report.all.iter().filter(|run| run.verdict != Verdict::Passed);
     let mut seen = std::collections::BTreeSet::new();

@@ -7,11 +7,9 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::fingerprint::sha256;
-use crate::job::{Identity, JobId};
 use crate::provider::{Call, CancelSemantics, Evidence, Outcome, Response, Sent};
 use crate::qualify::prompt::why;
-use crate::qualify::runner::{Examined, Run, Verdict};
+use crate::qualify::runner::{Examined, Run, Verdict, nobodys};
 use crate::qualify::suite::Level;
 
 /// What a claim came to.
@@ -104,7 +102,7 @@ impl Examined<'_> {
         let body = case.request(self.suite, self.name, None, 0)?;
         let rendered = self.provider.render(&self.request(&body)).map_err(|error| error.to_string())?;
         let url = rendered.url.clone();
-        let call = Call { job_id: Some(nobodys()), attempt: 1, ..self.call(rendered) };
+        let call = self.call(rendered);
         match self.provider.submit(call.clone()).await {
             Outcome::Succeeded { response, remote_id, .. } => Ok((call, url, response, remote_id.unwrap_or_default())),
             other => Err(why(&other)),
@@ -143,11 +141,6 @@ impl Examined<'_> {
             other => Tried::unknown(what, why(&other)),
         }
     }
-}
-
-/// A job id for calls that belong to no job.
-fn nobodys() -> JobId {
-    JobId::new(1, Identity::of(&sha256(Uuid::new_v4().as_bytes())))
 }
 
 fn settled(what: &'static str, evidence: &Evidence) -> Tried {

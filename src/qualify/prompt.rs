@@ -306,7 +306,7 @@ impl Endpoint {
 }
 
 /// Why there is no answer, in words.
-pub(super) fn why(outcome: &Outcome) -> String {
+pub fn why(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Succeeded { .. } => String::new(),
         Outcome::Rejected { reason, .. } => format!("refused: {reason}"),

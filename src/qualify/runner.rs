@@ -18,6 +18,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use crate::fingerprint::{hex, sha256};
+use crate::job::{Identity, JobId};
 use crate::provider::{Call, Fence, Outcome, Provider, Request, Response, Telling};
 use crate::qualify::prompt::{Prompt, why};
 use crate::qualify::statistics::{says, wilson};
@@ -325,8 +326,8 @@ impl Examined<'_> {
     pub fn call(&self, rendered: crate::provider::Rendered) -> Call {
         Call {
             rendered,
-            job_id: None,
-            attempt: 0,
+            job_id: Some(nobodys()),
+            attempt: 1,
             idempotency_key: format!("qualify-{}", Uuid::new_v4()),
             traceparent: None,
             fence: Fence::until(u64::MAX),
@@ -334,6 +335,11 @@ impl Examined<'_> {
             told: Telling::nobody(),
         }
     }
+}
+
+/// A job id for calls that belong to no job.
+pub(super) fn nobodys() -> JobId {
+    JobId::new(1, Identity::of(&sha256(Uuid::new_v4().as_bytes())))
 }
 
 /// Whether an answer is one that was given before.
@@ -434,6 +440,8 @@ impl Report {
         // What is no case of the suite, a capability or the way through the gateway, must hold as it is.
         let apart = all.iter().filter(|run| run.level >= Level::Gateway && run.verdict == Verdict::Failed).count();
         let mut lines = Vec::new();
+        // Neither is what could not be found out about them.
+        let open = all.iter().any(|run| run.level >= Level::Gateway && run.verdict == Verdict::Inconclusive);
         let verdict = if runs == 0 || (!undecided.is_empty() && failures <= suite.failures_max) {
             lines.push("inconclusive: the suite could not be decided".to_owned());
             lines.extend(undecided);
@@ -442,6 +450,11 @@ impl Report {
             lines.push(format!("refused: {failures} of {runs} runs failed; {} may", suite.failures_max));
             lines.extend(undecided);
             Verdict::Failed
+        } else if open {
+            lines.push(
+                "inconclusive: the way through a gateway, or what the provider can be asked, could not be decided".to_owned(),
+            );
+            Verdict::Inconclusive
         } else if models.len() > 1 {
             lines.push(format!("inconclusive: more than one model answered: {}", models.join(", ")));
             Verdict::Inconclusive
@@ -512,6 +525,25 @@ mod tests {
         assert_eq!(verdict(&[("a", Passed), ("a", Passed), ("b", Passed), ("b", Inconclusive)]), Passed);
         assert_eq!(verdict(&[("a", Passed), ("a", Passed), ("b", Passed), ("b", Failed)]), Failed);
         assert_eq!(verdict(&[("a", Failed), ("b", Inconclusive)]), Failed);
+    }
+
+    #[test]
+    fn what_is_apart_from_the_cases_must_hold_as_it_is() {
+        let mut runs: Vec<Run> =
+            ["a", "a", "b", "b"].iter().zip(1..).map(|(case, number)| run(case, number, Verdict::Passed)).collect();
+        for (verdict, expected) in [
+            (Verdict::Passed, Verdict::Passed),
+            (Verdict::Inconclusive, Verdict::Inconclusive),
+            (Verdict::Failed, Verdict::Failed),
+        ] {
+            for level in [Level::Gateway, Level::Capabilities] {
+                runs.truncate(4);
+                runs.push(Run { level, ..run("apart", 1, verdict) });
+                let mut suite = suite();
+                suite.failures_max = 5;
+                assert_eq!(Report::of("r", "p", &suite, runs.clone()).verdict, expected, "{level:?}");
+            }
+        }
     }
 
     #[test]
