@@ -51,8 +51,11 @@ end
 if not found then
   return reply('not_found')
 end
+if marked == 0 and refused then
+  return reply('refused')
+end
 if marked == 0 then
-  return reply(refused and 'refused' or 'repeated')
+  return reply('repeated')
 end
 fields[#fields + 1], fields[#fields + 2] = 'events', cjson.encode(events)
 redis.call('HSET', KEYS[1], unpack(fields))

@@ -53,7 +53,7 @@ pub const FAILOVERS_DENIED: &str = "onejob_failovers_denied_total";
 pub const FAILOVERS_SHADOWED: &str = "onejob_failovers_shadowed_total";
 /// 1 while a route's failovers need no certificate, by route.
 pub const GATE_OPEN: &str = "onejob_gate_open";
-/// For how long the newest certificate of a provider is still good, by route and provider; 0 for none.
+/// For how long failovers of a route may still go to each of its providers, the shortest of them, by route; 0: to one they may not.
 pub const CERTIFICATE_EXPIRES: &str = "onejob_certificate_expires_seconds";
 /// Certificates that this gateway suspended, by route and why: `drift`, `invalid`.
 pub const CERTIFICATES_SUSPENDED: &str = "onejob_certificates_suspended_total";
@@ -284,8 +284,8 @@ pub const ALL: [Metric; 37] = [
     Metric::gauge(GATE_OPEN, "1 while a route's failovers need no certificate.", &[("route", Values::Routes)]),
     Metric::gauge(
         CERTIFICATE_EXPIRES,
-        "For how long the newest certificate of a provider is still good; 0 for none.",
-        &[("route", Values::Routes), ("provider", Values::Providers)],
+        "For how long a route's certificates are still good, the one that ends first; 0 if a provider has none.",
+        &[("route", Values::Routes)],
     ),
     Metric::counter(
         CERTIFICATES_SUSPENDED,
@@ -345,6 +345,10 @@ pub(crate) fn start_at_zero(providers: &[&str], routes: &[&str]) {
     for provider in providers {
         breaker_state(provider, 0);
         fleet_permits(provider, 0);
+    }
+    for route in routes {
+        gate_open(route, false);
+        certificate_expires(route, Duration::ZERO);
     }
     // Gauges that are changed, not set.
     for gauge in [WAITERS, STREAM_READERS, RESULTS_IN_HAND] {
@@ -453,8 +457,8 @@ pub(crate) fn gate_open(route: &str, open: bool) {
     gauge!(GATE_OPEN, "route" => route.to_owned()).set(f64::from(u8::from(open)));
 }
 
-pub(crate) fn certificate_expires(route: &str, provider: &str, left: Duration) {
-    gauge!(CERTIFICATE_EXPIRES, "route" => route.to_owned(), "provider" => provider.to_owned()).set(left.as_secs_f64());
+pub(crate) fn certificate_expires(route: &str, left: Duration) {
+    gauge!(CERTIFICATE_EXPIRES, "route" => route.to_owned()).set(left.as_secs_f64());
 }
 
 pub(crate) fn certificate_suspended(route: &str, why: &'static str) {

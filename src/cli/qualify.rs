@@ -71,7 +71,8 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         return wrong(format!("route {route} has no suite: set route.{route}.qualify = {{ suite = \"suites/{route}.yaml\" }}"));
     };
     if entry.effects == Effects::External && !arguments.accept_effects {
-        let what = "what its provider does happens for real (effects = \"external\"), once for each run; --accept-effects if that is well";
+        let what =
+            "effects = \"external\": what its provider does happens for real, each run anew; --accept-effects if that is well";
         return wrong(format!("route {route}: {what}"));
     }
     let contract = &qualified.contracts[place];

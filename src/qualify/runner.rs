@@ -490,7 +490,8 @@ mod tests {
     use super::*;
 
     fn suite() -> Suite {
-        let yaml = "runs: 2\ncases:\n  - { name: a, input: {}, assert: [\"output.ok\"] }\n  - { name: b, input: {}, assert: [\"output.ok\"] }\n";
+        let case = |name| format!("  - {{ name: {name}, input: {{}}, assert: [output.ok] }}\n");
+        let yaml = format!("runs: 2\ncases:\n{}{}", case("a"), case("b"));
         Suite::load(yaml.as_bytes(), None).unwrap()
     }
 

@@ -43,6 +43,11 @@ impl Leave {
         }
     }
 
+    /// The first place to which the job may not go.
+    pub(super) fn denied(&self) -> Option<usize> {
+        self.denials.first().map(|(place, _)| *place)
+    }
+
     pub(super) fn word(&self, place: usize) -> &'static str {
         let found = self.denials.iter().find(|(denied, _)| *denied == place);
         found.map_or("no_certificate", |(_, denial)| denial.word())
@@ -246,17 +251,22 @@ fn fingerprint_of(body: &[u8]) -> String {
     serde_json::from_slice::<Answer>(body).map(|answer| answer.system_fingerprint).unwrap_or_default()
 }
 
-/// Keeps the gauges: for how long each certificate is still good.
+/// Keeps the gauge: for how long a route's certificates are still good.
 pub(super) async fn run(runtime: Arc<Inner>) {
     loop {
         for route in runtime.routes.values() {
-            for contract in route.proof.contracts.iter().flatten() {
+            let mut first = None;
+            for contract in route.proof.contracts.iter().skip(1).flatten() {
                 // What cannot be read is no news: the gauge stays, and the store's own alert tells.
                 let Ok(kept) = runtime.store.certificates(&route.name, &contract.provider).await else { continue };
                 let now_ms = runtime.store.now_ms();
-                let live = kept.iter().filter(|one| one.standing == Standing::Live).map(|one| one.certificate.expires_ms);
-                let left_ms = live.max().unwrap_or(0).saturating_sub(now_ms);
-                metrics::certificate_expires(&route.name, &contract.provider, Duration::from_millis(left_ms));
+                let is_good = |one: &&Kept| one.standing == Standing::Live && contract.may_cover(&one.certificate.bindings);
+                let good = kept.iter().filter(is_good).map(|one| one.certificate.expires_ms).max();
+                let left_ms = good.unwrap_or(0).saturating_sub(now_ms);
+                first = Some(first.map_or(left_ms, |first: u64| first.min(left_ms)));
+            }
+            if let Some(left_ms) = first {
+                metrics::certificate_expires(&route.name, Duration::from_millis(left_ms));
             }
         }
         tokio::select! {

@@ -14,7 +14,7 @@ use crate::error::StoreError;
 use crate::failpoint::failpoint;
 use crate::job::{Body, JobId, JobState};
 use crate::metrics;
-use crate::policy::{self, FailoverOn, Next, Try};
+use crate::policy::{self, Ending, FailoverOn, Next, Try};
 use crate::provider::{Outcome, Response};
 use crate::runtime::attempts::{Running, STORE_PAUSE, STORE_PAUSE_MAX, Work};
 use crate::runtime::certificates::{self, Leave, Seen};
@@ -226,6 +226,12 @@ fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome, 
         Next::End(why) => {
             verdict.reason.push_str("; ");
             verdict.reason.push_str(&why.to_string());
+            if why != Ending::NotInFailoverOn
+                && let Some(denied) = leave.denied()
+            {
+                verdict.reason.push_str("; ");
+                verdict.reason.push_str(&leave.say(&work.route, denied));
+            }
         }
     }
     verdict

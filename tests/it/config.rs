@@ -982,7 +982,6 @@ fn templates_and_pointers_are_checked_when_they_are_read() {
         ("poll = { factor = 0.5 }\n", "poll.factor", "it must be 1 to 10"),
         ("poll = { first = \"1m\" }\n", "poll.first", "it is longer than max = 30s"),
         ("former_base_urls = [\"ftp://a\"]\n", "former_base_urls", "no http:// or https:// URL"),
-        ("adapter = \"http\"\n", "submit", "nothing is handed in"),
     ] {
         let problem = queue(keys).problem();
         assert_eq!(problem.key, format!("provider.press.{key}"), "{keys}: {problem}");
@@ -1029,4 +1028,35 @@ fn a_webhook_needs_a_secret_an_address_and_somebody_who_tells_it() {
         assert_eq!(problem.key, key, "{problem}");
         assert!(problem.what.contains(what) && !problem.to_string().contains("hunter2"), "{problem}");
     }
+}
+
+#[test]
+fn a_suite_and_its_limits_are_checked_when_they_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let suite = dir.path().join("suite.yaml");
+    let good = "cases: [{ name: a, input: { n: 1 }, assert: [output.ok] }]\n";
+    std::fs::write(&suite, good).unwrap();
+    let route = |more: &str| {
+        let suite = suite.display();
+        given(&format!(
+            "[provider.a]\nbase_url = \"http://a.example\"\n[route.r]\nproviders = [\"a\"]\nqualify = {{ suite = \"{suite}\"{more} }}\n"
+        ))
+    };
+    for (more, key, what) in [
+        (", life = \"91d\"", "life", "the limit"),
+        (", renew = \"8d\"", "renew", "may be good for 7days only"),
+        (", suspend = { invalid = 3, of = 1001 }", "suspend.of", "1000"),
+        (", suspend = { invalid = 3, of = 2 }", "suspend.invalid", "2"),
+    ] {
+        let problem = route(more).problem();
+        assert_eq!(problem.key, format!("route.r.qualify.{key}"), "{problem}");
+        assert!(problem.what.contains(what), "{problem}");
+    }
+    // An empty suite, a case without an assertion, one that is not there.
+    std::fs::write(&suite, "cases: []\n").unwrap();
+    assert!(route("").problem().what.contains("no cases"));
+    std::fs::write(&suite, "cases: [{ name: a, input: {} }]\n").unwrap();
+    assert!(route("").problem().what.contains("asserts nothing"));
+    std::fs::remove_file(&suite).unwrap();
+    assert!(route("").problem().what.contains("cannot be read"));
 }

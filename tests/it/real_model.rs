@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use onejob::config::PromptEntry;
+use onejob::qualify::prompt::Prompt;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
@@ -109,4 +111,49 @@ async fn three_readers_of_one_generation_get_what_a_direct_stream_says() {
     let asked = relay.asked.load(Ordering::SeqCst);
     println!("        generations: {asked}; contents equal to the direct stream's: {}", content(&two) == contents[0]);
     assert_eq!(asked, 1);
+}
+
+/// On the templates and tokenizers of real models: a directory for each in `PROMPT_DIR`, with `chat_template.jinja` or
+/// `tokenizer_config.json`, and `tokenizer.json`.
+#[tokio::test]
+#[ignore = "needs files of real models: make real-prompts"]
+async fn it_is_found_on_the_templates_of_real_models_too() {
+    let prompted = r#"{"messages":[{"role":"system","content":"be brief"},{"role":"user","content":"hi"}],"max_tokens":10}"#;
+    let dir = said("PROMPT_DIR").expect("PROMPT_DIR=a directory of models");
+    for model in std::fs::read_dir(dir).unwrap() {
+        let model = model.unwrap().path();
+        let file = ["chat_template.jinja", "tokenizer_config.json"].map(|name| model.join(name));
+        let file = file.into_iter().find(|file| file.exists()).expect("a chat template");
+        let text = std::fs::read_to_string(&file).unwrap();
+        let scratch = tempfile::tempdir().unwrap();
+        let look = async |text: &str, limit: u64| {
+            let changed = scratch.path().join("chat");
+            std::fs::write(&changed, text).unwrap();
+            let begins = std::fs::read_to_string(model.join("bos_token")).ok().map(|token| token.trim().to_owned());
+            let entry = PromptEntry {
+                chat_template: Some(changed),
+                tokenizer: Some(model.join("tokenizer.json")),
+                bos_token: begins,
+                context_tokens: Some(limit),
+                ..PromptEntry::default()
+            };
+            Prompt::of(&entry).unwrap().look(prompted.as_bytes()).await.unwrap()
+        };
+        let good = look(&text, 2048).await;
+        println!("{}: {} tokens, faults {:?}\n{:?}", model.display(), good.tokens.unwrap(), good.faults, good.text.unwrap());
+        assert_eq!(good.faults, [""; 0]);
+        let silent = look(&text.replace("add_generation_prompt", "false"), 2048).await.faults;
+        let over = look(&text, good.tokens.unwrap() + 9).await.faults;
+        println!("  without its generation prompt: {silent:?}\n  with a limit of one token less: {over:?}");
+        assert!(silent[0].contains("no generation prompt") && over[0].contains("the limit is"));
+        let twice = look(&format!("{{{{ bos_token }}}}{text}"), 2048).await.faults;
+        let twice = if twice.is_empty() {
+            look(&format!("{{{{ bos_token }}}}{{{{ bos_token }}}}{text}"), 2048).await.faults
+        } else {
+            twice
+        };
+        println!("  with its beginning once more: {twice:?}");
+        // Where its tokenizer begins no prompt by itself, nothing can be there twice.
+        assert!(twice.is_empty() || twice[0].contains("begins a prompt"), "{twice:?}");
+    }
 }

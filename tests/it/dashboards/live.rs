@@ -175,7 +175,7 @@ const MET: [&str; 19] = [
     r#"onejob_jobs_ended_total{state="succeeded"}"#,
     r#"onejob_jobs_ended_total{state="failed"}"#,
     r#"onejob_jobs_ended_total{state="canceled"}"#,
-    r#"onejob_failovers_denied_total{route="guarded"}"#,
+    r#"onejob_failovers_denied_total{route="guarded",reason="no_suite"}"#,
     r#"onejob_http_requests_total{operation="submit_job",status="2xx"}"#,
     r#"onejob_http_requests_total{operation="submit_job",status="4xx"}"#,
     r#"onejob_http_requests_total{operation="none",status="4xx"}"#,

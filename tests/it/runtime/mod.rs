@@ -15,6 +15,7 @@ use onejob::store::{Store, StoreOptions};
 use crate::support::{Redis, SOON, until};
 
 mod attempts;
+mod certificates;
 mod claims;
 mod courier;
 mod faults;

@@ -166,9 +166,11 @@ fn given(call: &str, place: usize) -> BTreeSet<String> {
     found
 }
 
-/// One method of `src/store/transitions.rs` or `src/store/protection.rs`, named as its script.
+/// One method of `src/store/`'s transitions, protection or certificates, named as its script.
 fn method(script: &Script) -> String {
-    let methods = ["src/store/transitions.rs", "src/store/protection.rs"].map(|path| read(&root().join(path))).concat();
+    let methods = ["src/store/transitions.rs", "src/store/protection.rs", "src/store/certificates.rs"]
+        .map(|path| read(&root().join(path)))
+        .concat();
     between(&methods, &format!("pub async fn {}(", script.name), "\n    }\n").to_owned()
 }
 
