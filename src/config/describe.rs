@@ -85,11 +85,19 @@ impl Config {
     pub fn remarks(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for (name, route) in &self.route {
-            if let ([first, _, ..], Gate::Enforce) = (route.providers.as_slice(), route.gate) {
-                lines.push(format!(
-                    "route {name}: {first} alone is called, for gate = \"enforce\" and no provider is certified; \
+            match (route.providers.as_slice(), route.gate, &route.qualify) {
+                ([first, _, ..], Gate::Enforce, None) => lines.push(format!(
+                    "route {name}: {first} alone is called, for gate = \"enforce\" and there is no suite to certify the others by; \
                      gate = \"off\" if they are all the same to you"
-                ));
+                )),
+                ([first, others @ ..], Gate::Enforce, Some(_)) if !others.is_empty() => lines.push(format!(
+                    "route {name}: what fails at {first} goes only where onejob can-failover --route {name} says yes: {}",
+                    others.join(", ")
+                )),
+                ([_, _, ..], Gate::Shadow, _) => {
+                    lines.push(format!("route {name}: gate = \"shadow\": jobs fail over to providers that have proved nothing"));
+                }
+                _ => {}
             }
             for failure in &route.failover_on {
                 let FailoverOn::Rejected { status } = *failure else { continue };

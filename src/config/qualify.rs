@@ -36,9 +36,6 @@ pub struct QualifyEntry {
     /// How long a certificate is good. Absent: 30 days for a model of a dated name, 7 for a floating one.
     #[serde(default, with = "humantime_serde")]
     pub life: Option<Duration>,
-    /// How long before its end a gateway runs the suite again by itself. Absent: never.
-    #[serde(default, with = "humantime_serde")]
-    pub renew: Option<Duration>,
     /// When invalid answers suspend a certificate. Absent: 3 of the last 20.
     #[serde(default)]
     pub suspend: SuspendEntry,
@@ -137,19 +134,12 @@ impl Checker<'_> {
     ) -> Option<Qualified> {
         let entry = route.qualify.as_ref()?;
         let key = format!("{key}.qualify");
-        for (name, time) in [("life", entry.life), ("renew", entry.renew)] {
-            let Some(time) = time else { continue };
-            self.time(&format!("{key}.{name}"), time, DURATION_MIN);
-            if time > LIFE_MAX {
+        if let Some(life) = entry.life {
+            self.time(&format!("{key}.life"), life, DURATION_MIN);
+            if life > LIFE_MAX {
                 let what = format!("it is longer than {}, the limit", humantime::format_duration(LIFE_MAX));
-                self.refuse(&format!("{key}.{name}"), Some(&humantime::format_duration(time)), what, "shorten it");
+                self.refuse(&format!("{key}.life"), Some(&humantime::format_duration(life)), what, "shorten it");
             }
-        }
-        if let (Some(life), Some(renew)) = (entry.life.or(Some(LIFE_FLOATING)), entry.renew)
-            && renew >= life
-        {
-            let what = format!("a certificate may be good for {} only", humantime::format_duration(life));
-            self.refuse(&format!("{key}.renew"), Some(&humantime::format_duration(renew)), what, "renew later");
         }
         let SuspendEntry { invalid, of } = entry.suspend;
         self.number(&format!("{key}.suspend.of"), of, 1, ANSWERS_MAX);

@@ -30,13 +30,13 @@ pub struct Prompt {
 
 enum Template {
     Local(Box<ChatTemplate>),
-    Remote(Endpoint),
+    Remote(Box<Endpoint>),
 }
 
 enum Tokens {
     #[cfg(feature = "tokenizers")]
     Local(Box<tokenizers::Tokenizer>),
-    Remote(Endpoint),
+    Remote(Box<Endpoint>),
 }
 
 /// What was found out about a prompt.
@@ -141,12 +141,12 @@ impl Prompt {
                 let template = ChatTemplate::read(&read(file)?, entry.bos_token.as_deref(), entry.eos_token.as_deref());
                 Some(Template::Local(Box::new(template.map_err(|what| format!("{}: {what}", file.display()))?)))
             }
-            (None, Some(url)) => Some(Template::Remote(Endpoint::of(url)?)),
+            (None, Some(url)) => Some(Template::Remote(Box::new(Endpoint::of(url)?))),
             (None, None) => None,
         };
         let tokens = match (&entry.tokenizer, &entry.tokenize) {
             (Some(file), _) => Some(Tokens::read(file)?),
-            (None, Some(url)) => Some(Tokens::Remote(Endpoint::of(url)?)),
+            (None, Some(url)) => Some(Tokens::Remote(Box::new(Endpoint::of(url)?))),
             (None, None) => None,
         };
         Ok(Prompt { template, tokens, context_tokens: entry.context_tokens })
@@ -361,6 +361,7 @@ fn tojson(value: Jinja) -> Result<String, Error> {
 }
 
 /// Today, as templates ask for it.
+#[expect(clippy::disallowed_methods, reason = "a prompt says which day it is, and nothing hangs on it")]
 fn strftime_now(format: &str) -> String {
     let now = std::time::SystemTime::now();
     // 2026-11-30T04:25:40Z

@@ -1038,13 +1038,11 @@ fn a_suite_and_its_limits_are_checked_when_they_are_read() {
     std::fs::write(&suite, good).unwrap();
     let route = |more: &str| {
         let suite = suite.display();
-        given(&format!(
-            "[provider.a]\nbase_url = \"http://a.example\"\n[route.r]\nproviders = [\"a\"]\nqualify = {{ suite = \"{suite}\"{more} }}\n"
-        ))
+        let provider = "[provider.a]\nbase_url = \"http://a.example\"\n";
+        given(&format!("{provider}[route.r]\nproviders = [\"a\"]\nqualify = {{ suite = \"{suite}\"{more} }}\n"))
     };
     for (more, key, what) in [
         (", life = \"91d\"", "life", "the limit"),
-        (", renew = \"8d\"", "renew", "may be good for 7days only"),
         (", suspend = { invalid = 3, of = 1001 }", "suspend.of", "1000"),
         (", suspend = { invalid = 3, of = 2 }", "suspend.invalid", "2"),
     ] {
