@@ -225,20 +225,9 @@ impl Validator {
     /// What is wrong with it.
     pub fn check_output(&self, input: &[u8], answer: Answer<'_>) -> Result<(), Invalid> {
         let Some(check) = &self.output else { return Ok(()) };
-        if let Some(coding) = answer.content_encoding {
-            return Err(Invalid::of(Fault::new("", "json", format!("its body is in the content coding {coding}"))));
-        }
-        let whole = json::read(answer.body).map_err(|what| Invalid::of(Fault::new("", "json", what)))?;
-        let parsed;
-        let output = match self.extract.find(&whole).map_err(Invalid::of)? {
-            Found::Value(value) => value,
-            Found::Text(text) => {
-                parsed = json::read(text.as_bytes())
-                    .map_err(|what| Invalid::of(Fault::new(&self.extract.pointer, "json", format!("the text there: {what}"))))?;
-                &parsed
-            }
-        };
-        check.check(output, || context_of(input, output, &whole, |name| check.speaks_of(name)))
+        self.with_output(answer, |whole, output| {
+            check.check(output, || context_of(input, output, whole, |name| check.speaks_of(name)))
+        })
     }
 
     /// What an expression comes to for a complete answer to a request, written in one way: equal texts are equal values.
@@ -246,17 +235,25 @@ impl Validator {
     /// # Errors
     /// It cannot be judged.
     pub fn comes_to(&self, expression: &Expression, input: &[u8], answer: Answer<'_>) -> Result<String, Invalid> {
+        self.with_output(answer, |whole, output| {
+            let context = context_of(input, output, whole, |name| expression.speaks_of(name)).map_err(Invalid::of)?;
+            expression.comes_to(&context).map_err(|what| Invalid::of(Fault::new("", "expression", what)))
+        })
+    }
+
+    /// Judges the output of an answer, beside the whole of it.
+    fn with_output<T>(&self, answer: Answer<'_>, judge: impl FnOnce(&Value, &Value) -> Result<T, Invalid>) -> Result<T, Invalid> {
+        if let Some(coding) = answer.content_encoding {
+            return Err(Invalid::of(Fault::new("", "json", format!("its body is in the content coding {coding}"))));
+        }
         let whole = json::read(answer.body).map_err(|what| Invalid::of(Fault::new("", "json", what)))?;
-        let parsed;
-        let output = match self.extract.find(&whole).map_err(Invalid::of)? {
-            Found::Value(value) => value,
+        match self.extract.find(&whole).map_err(Invalid::of)? {
+            Found::Value(output) => judge(&whole, output),
             Found::Text(text) => {
-                parsed = json::read(text.as_bytes()).map_err(|what| Invalid::of(Fault::new("", "json", what)))?;
-                &parsed
+                let broken = |what| Invalid::of(Fault::new(&self.extract.pointer, "json", format!("the text there: {what}")));
+                judge(&whole, &json::read(text.as_bytes()).map_err(broken)?)
             }
-        };
-        let context = context_of(input, output, &whole, |name| expression.speaks_of(name)).map_err(Invalid::of)?;
-        expression.comes_to(&context).map_err(|what| Invalid::of(Fault::new("", "expression", what)))
+        }
     }
 }
 
