@@ -98,6 +98,15 @@ async fn hand_in(simulated: &Simulated, behaviour: &str) -> String {
     remote_id
 }
 
+/// Hands a job in and waits until it is done; returns the provider's name for it.
+async fn hand_in_and_wait(simulated: &Simulated) -> String {
+    let id = hand_in(simulated, "succeed").await;
+    let base_url = simulated.base_url();
+    let provider = provider(&base_url);
+    until("it is done", async || provider.status(sent(&base_url, &id, Duration::ZERO)).await != Evidence::StillRunning).await;
+    id
+}
+
 #[track_caller]
 fn succeeded(outcome: &Outcome) -> (&Response, &str) {
     match outcome {
@@ -349,7 +358,7 @@ async fn what_is_not_there_means_something_only_while_it_is_remembered() {
 #[tokio::test]
 async fn status_calls_go_to_where_it_was_sent_though_the_configuration_changed() {
     let (before, now) = (simulated().await, simulated().await);
-    let id = hand_in(&before, "succeed").await;
+    let id = hand_in_and_wait(&before).await;
     let stored = sent(&before.base_url(), &id, Duration::from_secs(1));
 
     // The base URL is another one now, and nobody said that the credential may still go to the old one.
@@ -361,7 +370,6 @@ async fn status_calls_go_to_where_it_was_sent_though_the_configuration_changed()
 
     let former = format!("[{:?}]", before.base_url());
     let told = of_entry(&entry_with(&now.base_url(), &[("former_base_urls", &former)]));
-    until("it is done", async || told.status(stored.clone()).await != Evidence::StillRunning).await;
     let evidence = told.status(stored).await;
     let Evidence::Settled(outcome) = &evidence else { panic!("{evidence:?}") };
     assert_eq!(succeeded(outcome).1, id);
@@ -464,7 +472,7 @@ async fn a_provider_that_honours_keys_does_a_replay_once() {
 async fn an_http_provider_can_be_asked_too() {
     let simulated = simulated().await;
     let base_url = simulated.base_url();
-    let id = hand_in(&simulated, "succeed").await;
+    let id = hand_in_and_wait(&simulated).await;
     let entry = entry(&base_url);
     let options = HttpOptions::from_entry(&entry, None, 1 << 20);
     let provider = HttpProvider::new("queue", options).unwrap();
