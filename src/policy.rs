@@ -17,6 +17,9 @@ mod protection;
 
 pub use protection::{BUDGET_WINDOW_SECONDS, Breaker, BudgetWindow, Rate, RetryBudget, Taken};
 
+/// How the reason of an attempt begins that the gate kept back before anything was sent: `failover_denied: <provider>: <why>`.
+pub const DENIED: &str = "failover_denied: ";
+
 /// Most tries of a job that never got as far as a provider, as the scripts allow beside `attempts_max`.
 pub const UNSENT_MAX: usize = 8;
 /// The longest pause between two attempts at one provider that asked for none.

@@ -435,24 +435,67 @@ fn no_answer<'a>(reason: &'static str) -> ProviderFuture<'a, Evidence> {
     Box::pin(std::future::ready(Evidence::NoAnswer { reason: reason.to_owned() }))
 }
 
-/// The last check before the first byte: is the attempt still ours to send?
+/// The last check before the first byte: is the attempt still ours to send, and is it still permitted?
 ///
 /// The lease clock starts before the first send of the call that granted the lease, and runs on `CLOCK_BOOTTIME`, which goes on
 /// while the machine sleeps. Past lease minus margin, nothing may be sent any more. See `docs/PROTOCOL.md`, "A paused gateway".
+/// A call that goes somewhere by a [`Permit`] is not sent either once that is too old: [`Fence::pass`] asks anew.
 #[derive(Clone)]
 pub struct Fence {
     sendable_until_ms: Arc<AtomicU64>,
+    permit: Option<Arc<dyn Permit>>,
 }
 
-/// The lease has run out, or the attempt was fenced: nothing may be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("fenced: the lease ran out before the first byte")]
-pub struct Fenced;
+/// What is left of a permit must be enough to send in, in ms; else it is asked for anew.
+const SENDING_MS: u64 = 500;
+
+/// A leave that somebody may take back at any moment, as of the moment at which it was last asked for.
+pub trait Permit: Send + Sync {
+    /// Until when it can be relied on, by [`boottime_ms`].
+    fn good_until_ms(&self) -> u64;
+
+    /// Asks anew.
+    ///
+    /// # Errors
+    /// It is taken back, or nobody can tell: why, in words. It stays so.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: what was asked before stands.
+    fn ask(&self) -> ProviderFuture<'_, Result<(), String>>;
+}
+
+/// Nothing may be sent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fenced {
+    /// The lease has run out, or the attempt was fenced.
+    #[error("fenced: the lease ran out before the first byte")]
+    Lease,
+    /// Its permit is too old to be relied on.
+    #[error("fenced: the permit grew old before the first byte")]
+    Old,
+    /// Its permit was taken back.
+    #[error("{0}")]
+    Denied(String),
+}
 
 impl Fence {
     /// A fence that lets pass until a moment of [`boottime_ms`].
     pub fn until(boottime_ms: u64) -> Self {
-        Fence { sendable_until_ms: Arc::new(AtomicU64::new(boottime_ms)) }
+        Fence { sendable_until_ms: Arc::new(AtomicU64::new(boottime_ms)), permit: None }
+    }
+
+    /// The same, for a call that needs a permit too.
+    #[must_use]
+    pub fn by(self, permit: Arc<dyn Permit>) -> Self {
+        Fence { permit: Some(permit), ..self }
+    }
+
+    /// Whether the lease still lets the first byte leave.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn lease(&self) -> Result<(), Fenced> {
+        if boottime_ms() < self.sendable_until_ms.load(Ordering::Acquire) { Ok(()) } else { Err(Fenced::Lease) }
     }
 
     /// Whether the first byte may leave now.
@@ -460,7 +503,29 @@ impl Fence {
     /// # Errors
     /// It may not: return [`Outcome::NotSent`].
     pub fn check(&self) -> Result<(), Fenced> {
-        if boottime_ms() < self.sendable_until_ms.load(Ordering::Acquire) { Ok(()) } else { Err(Fenced) }
+        self.lease()?;
+        match &self.permit {
+            Some(permit) if boottime_ms() >= permit.good_until_ms() => Err(Fenced::Old),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// The same, after a permit that is about to grow old was asked for anew: whoever has just connected calls this, and has half a
+    /// second to send in.
+    ///
+    /// # Errors
+    /// As [`Fence::check`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn pass(&self) -> Result<(), Fenced> {
+        self.lease()?;
+        if let Some(permit) = &self.permit
+            && boottime_ms() + SENDING_MS >= permit.good_until_ms()
+        {
+            permit.ask().await.map_err(Fenced::Denied)?;
+        }
+        self.check()
     }
 
     /// Moves the fence after the lease was extended.

@@ -328,14 +328,13 @@ impl fmt::Display for Denial {
 
 /// Decides whether what is kept of a route and provider covers a request.
 ///
-/// A revoked or suspended certificate for the very same contract decides, whatever else was issued for it before. Of several for
-/// other contracts the nearest one explains the denial.
+/// `kept` is in the store's order, the newest first. A revoked or suspended certificate for the very same contract decides, whatever
+/// else was issued for it before. Of several for other contracts the nearest one explains the denial.
 ///
 /// # Errors
 /// Why not.
 pub fn decide<'a>(wanted: &Bindings, kept: &'a [Kept], now_ms: u64) -> Result<&'a Certificate, Denial> {
-    let same = kept.iter().filter(|one| one.certificate.bindings == *wanted);
-    let Some(newest) = same.max_by_key(|one| (one.certificate.issued_ms, one.certificate.id.clone())) else {
+    let Some(newest) = kept.iter().find(|one| one.certificate.bindings == *wanted) else {
         let nearest = kept.iter().map(|one| wanted.differ(&one.certificate.bindings)).min_by_key(Vec::len);
         return Err(nearest.map_or(Denial::NoCertificate, |parts| Denial::Other { parts }));
     };
@@ -347,6 +346,16 @@ pub fn decide<'a>(wanted: &Bindings, kept: &'a [Kept], now_ms: u64) -> Result<&'
         }
         Standing::Live => Ok(&newest.certificate),
     }
+}
+
+/// Whether a certificate of this name still lets a request go there: it is good itself, and so is the last word on its contract.
+///
+/// # Errors
+/// Why not.
+pub fn stands(id: &str, wanted: &Bindings, kept: &[Kept], now_ms: u64) -> Result<(), Denial> {
+    let own = kept.iter().find(|one| one.certificate.id == id).ok_or(Denial::NoCertificate)?;
+    decide(wanted, std::slice::from_ref(own), now_ms)?;
+    decide(wanted, kept, now_ms).map(drop)
 }
 
 #[cfg(test)]
@@ -431,10 +440,28 @@ mod tests {
         let wanted = contract().bind(&rendered(URL, BODY));
         let old = kept(&wanted, Standing::Revoked);
         let mut new = kept(&wanted, Standing::Live);
-        new.certificate.issued_ms += 1;
-        assert!(decide(&wanted, &[old.clone(), new.clone()], 1_500).is_ok());
+        new.certificate.id = "1".repeat(32);
+        // The store's order counts, and no gateway's clock.
+        new.certificate.issued_ms -= 1;
+        assert!(decide(&wanted, &[new.clone(), old.clone()], 1_500).is_ok());
         (new.standing, new.reason) = (Standing::Suspended, "drift".to_owned());
         assert_eq!(decide(&wanted, &[new, old], 1_500), Err(Denial::Suspended { reason: "drift".to_owned() }));
+    }
+
+    #[test]
+    fn a_certificate_stands_while_it_and_the_last_word_on_its_contract_are_good() {
+        let wanted = contract().bind(&rendered(URL, BODY));
+        let (mut own, mut newer) = (kept(&wanted, Standing::Live), kept(&wanted, Standing::Live));
+        newer.certificate.id = "1".repeat(32);
+        let id = own.certificate.id.clone();
+        assert_eq!(stands(&id, &wanted, &[newer.clone(), own.clone()], 1_500), Ok(()));
+        assert_eq!(stands(&id, &wanted, &[newer.clone()], 1_500), Err(Denial::NoCertificate));
+        assert_eq!(stands(&id, &wanted, &[own.clone()], 2_000), Err(Denial::Expired { since_ms: 2_000 }));
+        let doubts = || "doubts".to_owned();
+        newer.standing = Standing::Suspended;
+        assert_eq!(stands(&id, &wanted, &[newer.clone(), own.clone()], 1_500), Err(Denial::Suspended { reason: doubts() }));
+        (newer.standing, own.standing) = (Standing::Live, Standing::Revoked);
+        assert_eq!(stands(&id, &wanted, &[newer, own], 1_500), Err(Denial::Revoked { reason: doubts() }));
     }
 
     #[test]

@@ -8,10 +8,11 @@ use crate::error::StoreError;
 use crate::failpoint::failpoint;
 use crate::job::{JobId, Payload};
 use crate::metrics;
-use crate::policy::Try;
+use crate::policy::{self, Next, Open, Try};
 use crate::provider::{Fence, Rendered, Request, boottime_ms};
 use crate::runtime::attempts::{Room, Running, STORE_PAUSE, STORE_PAUSE_MAX, Work, drive, give_back, lane_of, settle_beginning};
-use crate::runtime::{Inner, Lane, Route, certificates, verdict};
+use crate::runtime::certificates::{self, Grant};
+use crate::runtime::{Inner, Lane, Route, millis, sweeper, verdict};
 use crate::store::{Begin, BeginAttempt, Begun, Marked, WriteAhead};
 
 /// A pending job that nobody holds, as its record has it.
@@ -59,17 +60,24 @@ pub(crate) async fn adopt(runtime: Arc<Inner>, found: Found, place: usize, room:
     failpoint!("adopt.made");
     metrics::adoption();
     let slot = Slot { job: found.job, number, token, fence: Fence::until(runtime.fence_ms(lease_from_ms)) };
-    let (work, rendered, certificate) = match prepare(&runtime, found, &lane, &slot).await {
+    // Where the gate keeps it from here, it goes on as if nobody had thought of going here.
+    let without = found.route.plan.after(&found.tries, None, None, &Open::first(found.route.providers.len()));
+    let (work, rendered, grant) = match prepare(&runtime, found, &lane, &slot).await {
         Ok(prepared) => prepared,
         Err(reason) => {
             tracing::warn!(job = %slot.job, provider = lane.slot.name, reason, "an adopted job cannot be sent");
-            // Not at once: it would fare no better here, and another gateway may know more.
-            give_back_surely(&runtime, &slot, &reason, runtime.lease_ms()).await;
+            let delay_ms = match without {
+                Next::Begin { delay, .. } if reason.starts_with(policy::DENIED) => millis(delay),
+                // Not at once: it would fare no better here, and another gateway may know more.
+                Next::Begin { .. } | Next::End(_) => runtime.lease_ms(),
+            };
+            give_back_surely(&runtime, &slot, &reason, delay_ms).await;
+            sweeper::look_soon(Arc::clone(&runtime), slot.job.identity()).await;
             return;
         }
     };
     failpoint!("adopt.marked");
-    let attempt = Running::new(&runtime, &work, lane, (number, token, certificate), lease_from_ms, Some(hint_ms));
+    let attempt = Running::new(&runtime, &work, lane, (number, token), grant, lease_from_ms, Some(hint_ms));
     drive(runtime, work, attempt, rendered, room, began).await;
 }
 
@@ -82,7 +90,7 @@ struct Slot {
 }
 
 /// Reads and renders what an adopted job asks for, and writes ahead. An error is the reason why nothing will be sent.
-async fn prepare(runtime: &Inner, found: Found, lane: &Lane, slot: &Slot) -> Result<(Work, Rendered, String), String> {
+async fn prepare(runtime: &Inner, found: Found, lane: &Lane, slot: &Slot) -> Result<(Work, Rendered, Grant), String> {
     let Found { job, input, route, tries, deadline } = found;
     let fenced = || "fenced: the lease ran out while redis was away".to_owned();
     let read = || runtime.store.body(job.identity(), &input.body);
@@ -92,9 +100,8 @@ async fn prepare(runtime: &Inner, found: Found, lane: &Lane, slot: &Slot) -> Res
     let rendered = lane.slot.provider.render(&request).map_err(|error| format!("unrenderable: {error}"))?;
     let hash = rendered.hash();
     let place = route.providers.iter().position(|name| *name == lane.slot.name).unwrap_or_default();
-    let permit = certificates::permit(runtime, &route, job, place, &rendered).await;
-    let certificate = permit.map_err(|denial| format!("failover_denied: {}: {denial}", lane.slot.name))?;
-    let sent = WriteAhead { url: &rendered.url, request_hash: &hash, certificate: &certificate };
+    let grant = certificates::permit(runtime, &route, job, place, &rendered).await?;
+    let sent = WriteAhead { url: &rendered.url, request_hash: &hash, certificate: &grant.certificate };
     let mark = || runtime.store.mark_running(job, slot.number, slot.token, sent);
     match while_ours(slot, mark).await.ok_or_else(fenced)? {
         Ok(Marked::Running { .. } | Marked::Repeated { .. }) => {}
@@ -104,7 +111,7 @@ async fn prepare(runtime: &Inner, found: Found, lane: &Lane, slot: &Slot) -> Res
     }
     let (request, input) = (Arc::new(request), input.body);
     let work = Work { job, route, request, input, traceparent: None, tries, deadline, hint_ms: None };
-    Ok((work, rendered, certificate))
+    Ok((work, rendered, grant))
 }
 
 /// Makes a call to the store, and the same call again while Redis is away and the slot is ours; `None` once it is not.
@@ -118,7 +125,7 @@ where
             Err(error) if error.is_retryable() => tracing::debug!(job = %slot.job, %error, "an adopted job waits for redis"),
             done => return Some(done),
         }
-        slot.fence.check().ok()?;
+        slot.fence.lease().ok()?;
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(STORE_PAUSE_MAX);
     }

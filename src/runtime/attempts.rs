@@ -17,9 +17,9 @@ use crate::error::StoreError;
 use crate::failpoint::failpoint;
 use crate::job::{Body, Class, JobId, Payload};
 use crate::metrics;
-use crate::policy::{FailoverOn, Try};
+use crate::policy::{FailoverOn, Next, Try};
 use crate::provider::{Call, Fence, Outcome, Rendered, Request, Telling, boottime_ms};
-use crate::runtime::certificates;
+use crate::runtime::certificates::{self, Grant};
 use crate::runtime::protection::{self, Pass, Share, Turn};
 use crate::runtime::timers::Timer;
 use crate::runtime::verdict::{Verdict, Whose, conclude, try_store};
@@ -145,7 +145,8 @@ impl Running {
         runtime: &Arc<Inner>,
         work: &Work,
         lane: Arc<Lane>,
-        (number, token, certificate): (u32, AttemptToken, String),
+        (number, token): (u32, AttemptToken),
+        grant: Grant,
         lease_from_ms: u64,
         hint_ms: Option<u64>,
     ) -> Arc<Self> {
@@ -157,8 +158,11 @@ impl Running {
             token,
             lane,
             place,
-            certificate,
-            fence: Fence::until(runtime.fence_ms(lease_from_ms)),
+            certificate: grant.certificate,
+            fence: match grant.permit {
+                Some(permit) => Fence::until(runtime.fence_ms(lease_from_ms)).by(permit),
+                None => Fence::until(runtime.fence_ms(lease_from_ms)),
+            },
             sequence: AtomicU64::new(0),
             hint_ms,
             strip_after_ms: if rules.retention_ms < rules.key_life_ms { rules.retention_ms } else { 0 },
@@ -353,28 +357,10 @@ pub(crate) async fn drive(
 pub(crate) async fn drive_pending(runtime: Arc<Inner>, work: Work, holder: AttemptToken, lease_from_ms: u64, _pending: Pending) {
     let left = runtime.fence_ms(lease_from_ms).saturating_sub(boottime_ms());
     // Past its lease, whoever has room may take the job.
-    let Some((place, lane, room)) = protection::enter(&runtime, &work, 0, Some(holder), Duration::from_millis(left)).await else {
-        return;
-    };
-    begin_and_drive(&runtime, work, place, Some(holder), room, lane).await;
-}
-
-async fn begin_and_drive(
-    runtime: &Arc<Inner>,
-    work: Work,
-    place: usize,
-    holder: Option<AttemptToken>,
-    room: Room,
-    lane: Arc<Lane>,
-) {
-    let began = Instant::now();
-    let begun = match begin(runtime, &work, place, holder, room, lane).await {
-        Ok(begun) => Some(begun),
-        Err(NotBegun::Denied) => begin_at_first(runtime, &work, holder).await,
-        Err(NotBegun::BesideRunning | NotBegun::Otherwise) => None,
-    };
-    if let Some((attempt, rendered, room)) = begun {
-        drive(Arc::clone(runtime), work, attempt, rendered, room, began).await;
+    if let Some((began, (attempt, rendered, room))) =
+        enter_and_begin(&runtime, &work, 0, Some(holder), Duration::from_millis(left)).await
+    {
+        drive(runtime, work, attempt, rendered, room, began).await;
     }
 }
 
@@ -407,7 +393,7 @@ pub(crate) async fn race(runtime: Arc<Inner>, beside: Weak<Running>, work: Work)
                 return drive(runtime, work, attempt, rendered, room, began).await;
             }
             Err(NotBegun::BesideRunning) if pause <= RACE_PAUSE_MAX && !runtime.race_is_full(&work) => {}
-            Err(NotBegun::BesideRunning | NotBegun::Denied | NotBegun::Otherwise) => return,
+            Err(NotBegun::BesideRunning | NotBegun::Denied(_) | NotBegun::Otherwise) => return,
         }
         tokio::select! {
             () = runtime.timers.pause(pause) => {}
@@ -459,39 +445,52 @@ async fn begin_next(
             () = runtime.stopping.cancelled() => return None,
         }
     }
-    let (place, lane, room) = protection::enter(runtime, work, place, holder, runtime.options.lease / 2).await?;
-    match begin(runtime, work, place, holder, room, lane).await {
-        Ok(begun) => Some(begun),
-        Err(NotBegun::Denied) => begin_at_first(runtime, work, holder).await,
-        Err(NotBegun::BesideRunning | NotBegun::Otherwise) => None,
-    }
+    let within = runtime.options.lease / 2;
+    enter_and_begin(runtime, work, place, holder, within).await.map(|(_, begun)| begun)
 }
 
-/// Begins at the route's first provider what was denied at another at the last moment.
-async fn begin_at_first(
+/// Waits for room, then begins; says also when it began to. What is denied at the last moment goes on as if nobody had thought of
+/// going there: at once where nothing was tried, else after the pause that the plan has for a repetition.
+async fn enter_and_begin(
     runtime: &Arc<Inner>,
     work: &Work,
+    mut place: usize,
     holder: Option<AttemptToken>,
-) -> Option<(Arc<Running>, Rendered, Room)> {
-    let lane = lane_of(runtime, &work.route, 0)?;
-    let room = runtime.room(&lane, runtime.options.lease / 2).await?;
-    let model = runtime.model_of(&work.route, &work.request.body);
-    match runtime.admit(room, &lane, &work.route, &model, Turn::after(&work.tries)).await {
-        Ok(room) => begin(runtime, work, 0, holder, room, lane).await.ok(),
-        Err(refusal) => {
-            protection::postpone(runtime, work.job, holder, &refusal).await;
-            None
+    within: Duration,
+) -> Option<(Instant, (Arc<Running>, Rendered, Room))> {
+    // At each provider once; what changes all the time while we look is left to whoever looks later.
+    for _ in 0..=work.route.providers.len() {
+        let (entered, lane, room) = protection::enter(runtime, work, place, holder, within).await?;
+        let began = Instant::now();
+        let why = match begin(runtime, work, entered, holder, room, lane).await {
+            Ok(begun) => return Some((began, begun)),
+            Err(NotBegun::Denied(why)) => why,
+            Err(NotBegun::BesideRunning | NotBegun::Otherwise) => return None,
+        };
+        let open = certificates::open(runtime, &work.route, &work.request).await.open;
+        let remaining = work.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        match work.route.plan.after(&work.tries, None, remaining, &open) {
+            Next::Begin { provider, delay, .. } if delay.is_zero() => place = provider,
+            Next::Begin { delay, .. } => {
+                protection::put_off(runtime, work.job, holder, delay, &why).await;
+                return None;
+            }
+            Next::End(_) => {
+                protection::put_off(runtime, work.job, holder, remaining.unwrap_or_default(), &why).await;
+                return None;
+            }
         }
     }
+    None
 }
 
 /// Why no attempt began.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum NotBegun {
     /// One is running, beside which none may begin yet.
     BesideRunning,
-    /// Its certificate is not good any more.
-    Denied,
+    /// The gate keeps it from there: why, for the record.
+    Denied(String),
     /// Anything else: somebody else will see to the job.
     Otherwise,
 }
@@ -517,10 +516,8 @@ async fn begin(
         }
     };
     let hash = rendered.hash();
-    let certificate = match certificates::permit(runtime, &work.route, work.job, place, &rendered).await {
-        Ok(certificate) => certificate,
-        Err(_) => return Err(NotBegun::Denied),
-    };
+    let permit = certificates::permit(runtime, &work.route, work.job, place, &rendered).await;
+    let grant = permit.map_err(NotBegun::Denied)?;
     let token = AttemptToken::random();
     let hint_ms = runtime.store.now_ms() + runtime.lease_ms();
     let begin = BeginAttempt {
@@ -532,7 +529,7 @@ async fn begin(
         gateway: &runtime.gateway,
         begin: Begin::Running {
             provider: &lane.slot.name,
-            sent: WriteAhead { url: &rendered.url, request_hash: &hash, certificate: &certificate },
+            sent: WriteAhead { url: &rendered.url, request_hash: &hash, certificate: &grant.certificate },
         },
     };
     let mut again = 0;
@@ -546,7 +543,8 @@ async fn begin(
                     runtime,
                     work,
                     lane,
-                    (number, token, certificate),
+                    (number, token),
+                    grant,
                     lease_from_ms,
                     work.hint_ms.or(Some(hint_ms)),
                 );

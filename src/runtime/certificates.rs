@@ -1,31 +1,40 @@
 //! Whether a job may go to another provider than its route's first one, and what the answers of such a provider do to its certificate.
 //!
-//! The last word is asked for right before an attempt begins ([`permit`]): certificates are read from Redis anew, for the request
-//! as it is rendered for that provider. So a certificate that is revoked anywhere stops what begins afterwards everywhere; what had
-//! begun goes on, and its row names the certificate. What is asked earlier ([`open`]) only chooses where to go. Whoever cannot be
-//! told "yes" is told "no": a store that does not answer proves nothing.
+//! The last word is asked for right before an attempt begins ([`permit`]), and once more by whoever has connected, where that is
+//! longer ago than [`PERMIT_AGE_MAX`]: certificates are read from Redis anew, from the master, for the request as it is rendered for
+//! that provider. So of what is sent later than that after a revoke, nothing goes there from any gateway; what had been sent goes on,
+//! and its row names the certificate. What is asked earlier ([`open`]) only chooses where to go. Whoever cannot be told "yes" is told
+//! "no": a store that does not answer proves nothing.
 //!
-//! A certificate is suspended for the whole fleet by what a provider answers under it: by another model than the one that was
-//! certified, or too often with what is not valid. That window is each gateway's own.
+//! A certificate is suspended for the whole fleet by what a provider answers under it, whoever brings the answer: by another model
+//! than the one that was certified, or too often with what is not valid. That window is each gateway's own.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::job::JobId;
+use crate::attempt::AttemptState;
+use crate::job::{Job, JobId};
 use crate::metrics;
-use crate::policy::{Gate, Open};
-use crate::provider::{Outcome, Rendered, Request};
-use crate::qualify::{Certificate, Denial, Kept, Standing, decide};
+use crate::policy::{DENIED, Gate, Open};
+use crate::provider::{Outcome, Permit, ProviderFuture, Rendered, Request, boottime_ms};
+use crate::qualify::{Bindings, Certificate, Denial, Kept, Standing, decide, stands};
 use crate::runtime::attempts::Work;
-use crate::runtime::{Inner, Route, Suspend};
+use crate::runtime::{Inner, Route, Suspend, millis};
+use crate::store::Store;
+
+/// How old the word of the store may be when the first byte leaves: so long after a revoke nothing goes to a provider any more.
+pub(super) const PERMIT_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// Who suspends certificates, in their events.
 const ACTOR: &str = "onejob/gate";
 /// How often the certificates are looked at for the gauges.
 const LOOK: Duration = Duration::from_secs(5);
+/// In how many events of a stream its build is looked for.
+const EVENTS_MAX: usize = 16;
 
 /// To which providers a job may go, and why not to the others.
 pub(super) struct Leave {
@@ -38,8 +47,8 @@ impl Leave {
     pub(super) fn say(&self, route: &Route, place: usize) -> String {
         let provider = route.providers.get(place).map_or("?", String::as_str);
         match self.denials.iter().find(|(denied, _)| *denied == place) {
-            Some((_, denial)) => format!("failover_denied: {provider}: {denial}"),
-            None => format!("failover_denied: {provider}"),
+            Some((_, denial)) => denied(provider, denial),
+            None => format!("{DENIED}{provider}"),
         }
     }
 
@@ -74,8 +83,8 @@ pub(super) async fn open(runtime: &Inner, route: &Route, request: &Request) -> L
 }
 
 /// Asks where a job may go whose request nobody has looked at yet, and may not before its slot is taken: as far as can be told
-/// without it. [`permit`] has the last word.
-pub(super) async fn open_unseen(runtime: &Inner, route: &Route) -> Open {
+/// without it. [`permit`] has the last word; where that was "no", the job does not come a second time.
+pub(super) async fn open_unseen(runtime: &Inner, route: &Route, job: &Job) -> Open {
     let providers = route.providers.len();
     if route.plan.gate != Gate::Enforce {
         return Open::all(providers);
@@ -83,6 +92,9 @@ pub(super) async fn open_unseen(runtime: &Inner, route: &Route) -> Open {
     let mut open = Open::first(providers);
     for (place, contract) in route.proof.contracts.iter().enumerate().skip(1) {
         let Some(contract) = contract else { continue };
+        if was_denied(job, &contract.provider) {
+            continue;
+        }
         let Ok(kept) = runtime.store.certificates(&route.name, &contract.provider).await else { continue };
         let now_ms = runtime.store.now_ms();
         let may_cover = |one: &Kept| {
@@ -96,6 +108,22 @@ pub(super) async fn open_unseen(runtime: &Inner, route: &Route) -> Open {
     open
 }
 
+/// Whether a slot at this provider was given back because the gate keeps the job from there, since the job was last reopened.
+fn was_denied(job: &Job, provider: &str) -> bool {
+    let is_denied = |attempt: &crate::attempt::Attempt| {
+        attempt.provider == provider
+            && attempt.version == job.version
+            && attempt.state == AttemptState::Aborted
+            && attempt.reason.starts_with(DENIED)
+    };
+    job.attempts.iter().any(is_denied)
+}
+
+/// A denial as a reason in the record.
+fn denied(provider: &str, denial: &Denial) -> String {
+    format!("{DENIED}{provider}: {denial}")
+}
+
 /// Asks where a job may go after this outcome, if it may go anywhere.
 pub(super) async fn open_after(runtime: &Inner, work: &Work, outcome: &Outcome) -> Leave {
     match outcome {
@@ -106,37 +134,104 @@ pub(super) async fn open_after(runtime: &Inner, work: &Work, outcome: &Outcome) 
     }
 }
 
-/// Asks whether an attempt may begin at a provider, right before it does. Returns the certificate's name, `""` where none is needed.
+/// By what an attempt may be sent.
+#[derive(Default)]
+pub(super) struct Grant {
+    /// The certificate's name, `""` where none is needed.
+    pub(super) certificate: String,
+    /// The leave that it gives, `None` where none is needed.
+    pub(super) permit: Option<Arc<dyn Permit>>,
+}
+
+/// Asks whether an attempt may begin at a provider, right before it does. An error is the reason why not, for the record.
 pub(super) async fn permit(
     runtime: &Inner,
     route: &Route,
     job: JobId,
     place: usize,
     rendered: &Rendered,
-) -> Result<String, Denial> {
+) -> Result<Grant, String> {
     if place == 0 || route.plan.gate == Gate::Off {
-        return Ok(String::new());
+        return Ok(Grant::default());
     }
+    let (name, provider) = (&route.name, route.providers.get(place).map_or("?", String::as_str));
+    let asked_ms = boottime_ms();
     let denial = match certified(runtime, route, place, rendered).await {
-        Ok(certificate) => return Ok(certificate.id),
+        Ok((_, _)) if route.plan.gate == Gate::Shadow => return Ok(Grant::default()),
+        Ok((certificate, wanted)) => {
+            let leave = Certified {
+                store: runtime.store.clone(),
+                job,
+                route: name.clone(),
+                provider: provider.to_owned(),
+                certificate: certificate.id.clone(),
+                wanted,
+                good_until_ms: AtomicU64::new(asked_ms + millis(PERMIT_AGE_MAX)),
+            };
+            return Ok(Grant { certificate: certificate.id, permit: Some(Arc::new(leave)) });
+        }
         Err(denial) => denial,
     };
-    let (name, provider) = (&route.name, route.providers.get(place).map_or("?", String::as_str));
     if route.plan.gate == Gate::Shadow {
         metrics::failover_shadowed(name, denial.word());
         tracing::warn!(%job, route = name, provider, why = %denial, "a failover that would be denied goes on: gate = \"shadow\"");
-        return Ok(String::new());
+        return Ok(Grant::default());
     }
-    metrics::failover_denied(name, denial.word());
-    tracing::warn!(%job, route = name, provider, why = %denial, "a failover is denied");
-    Err(denial)
+    Err(deny((name, provider), job, &denial))
 }
 
-async fn certified(runtime: &Inner, route: &Route, place: usize, rendered: &Rendered) -> Result<Certificate, Denial> {
+/// Counts and logs a denial, and says it for the record.
+fn deny((route, provider): (&str, &str), job: JobId, denial: &Denial) -> String {
+    metrics::failover_denied(route, denial.word());
+    tracing::warn!(%job, route, provider, why = %denial, "a failover is denied");
+    denied(provider, denial)
+}
+
+/// The leave that a certificate gives to one attempt.
+struct Certified {
+    store: Store,
+    job: JobId,
+    route: String,
+    provider: String,
+    certificate: String,
+    wanted: Bindings,
+    /// By [`boottime_ms`].
+    good_until_ms: AtomicU64,
+}
+
+impl Permit for Certified {
+    fn good_until_ms(&self) -> u64 {
+        self.good_until_ms.load(Ordering::Acquire)
+    }
+
+    fn ask(&self) -> ProviderFuture<'_, Result<(), String>> {
+        Box::pin(async {
+            let asked_ms = boottime_ms();
+            let kept = self.store.certificates(&self.route, &self.provider).await;
+            let kept = kept.map_err(|error| Denial::Unreadable { reason: error.to_string() });
+            match kept.and_then(|kept| stands(&self.certificate, &self.wanted, &kept, self.store.now_ms())) {
+                Ok(()) => {
+                    self.good_until_ms.fetch_max(asked_ms + millis(PERMIT_AGE_MAX), Ordering::AcqRel);
+                    Ok(())
+                }
+                Err(denial) => Err(deny((&self.route, &self.provider), self.job, &denial)),
+            }
+        })
+    }
+}
+
+async fn certified(
+    runtime: &Inner,
+    route: &Route,
+    place: usize,
+    rendered: &Rendered,
+) -> Result<(Certificate, Bindings), Denial> {
     let contract = route.proof.contracts.get(place).and_then(Option::as_ref).ok_or(Denial::NoSuite)?;
     let kept = runtime.store.certificates(&route.name, &contract.provider).await;
     let kept = kept.map_err(|error| Denial::Unreadable { reason: error.to_string() })?;
-    decide(&contract.bind(rendered), &kept, runtime.store.now_ms()).cloned()
+    let wanted = contract.bind(rendered);
+    let certificate = decide(&wanted, &kept, runtime.store.now_ms())?.clone();
+    Ok((certificate, wanted))
 }
 
 /// Whether an answer is as its route requires.
@@ -241,14 +336,19 @@ fn drift(certificate: &Certificate, model: &str, build: &str) -> Option<String> 
     None
 }
 
-/// Which build of its model answered, by its own word; `""` if it does not say.
+/// Which build of its model answered, by its own word; `""` if it does not say. A stream says so in one of its first events.
 fn fingerprint_of(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Answer {
         #[serde(default)]
-        system_fingerprint: String,
+        system_fingerprint: Option<String>,
     }
-    serde_json::from_slice::<Answer>(body).map(|answer| answer.system_fingerprint).unwrap_or_default()
+    let of = |json: &[u8]| serde_json::from_slice::<Answer>(json).ok()?.system_fingerprint;
+    let of_stream = || {
+        let events = body.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"data:"));
+        events.take(EVENTS_MAX).find_map(of)
+    };
+    of(body).or_else(of_stream).unwrap_or_default()
 }
 
 /// Keeps the gauge: for how long a route's certificates are still good.
@@ -283,6 +383,8 @@ mod tests {
     #[test]
     fn a_build_is_read_from_an_answer_that_names_one() {
         assert_eq!(fingerprint_of(br#"{"id":"1","system_fingerprint":"fp_1"}"#), "fp_1");
+        let stream = b"data: {\"system_fingerprint\":null}\n\nevent: x\ndata: {\"system_fingerprint\":\"fp_2\"}\n\ndata: [DONE]\n\n";
+        assert_eq!(fingerprint_of(stream), "fp_2");
         for body in [br#"{"system_fingerprint":null}"#.as_slice(), b"{}", b"data: {}", b""] {
             assert_eq!(fingerprint_of(body), "");
         }

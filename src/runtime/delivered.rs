@@ -15,6 +15,7 @@ use crate::policy::{self, FailoverOn, Next, Open, Try};
 use crate::provider::webhook::{Delivery, WebhookRefused};
 use crate::provider::{CancelSemantics, Evidence, Outcome, Response};
 use crate::runtime::attempts::Running;
+use crate::runtime::certificates::{self, Seen};
 use crate::runtime::verdict::{About, count_cost, count_finish, fit};
 use crate::runtime::{Inner, ReadError, Runtime, checks, millis};
 use crate::store::{FinishAttempt, Finished, Follow, Read, Tell};
@@ -98,6 +99,7 @@ impl Runtime {
         let Some(outcome) = inner.proved(attempt, evidence) else { return Ok(Delivered::Ignored) };
         let outcome = checks::checked_for(inner, &job, outcome).await?;
         let word = outcome.word();
+        let seen = Seen::under(&attempt.certificate, &outcome);
         let Some(settling) = inner.settling(&job, attempt, outcome) else { return Ok(Delivered::Ignored) };
         let result = inner.payload(id.identity(), settling.response.as_ref()).await?;
         let finish = FinishAttempt {
@@ -117,6 +119,9 @@ impl Runtime {
         let finished = inner.store.finish_attempt(&finish).await?;
         let provider = Some(attempt.provider.as_str());
         count_finish(&finished, settling.outcome, About { job: id, attempt: number, provider });
+        if let (false, Some(route)) = (matches!(finished, Finished::Repeated { .. }), inner.routes.get(&job.route)) {
+            certificates::saw(inner, route, &attempt.provider, &attempt.certificate, seen).await;
+        }
         if let (Finished::Discarded { attempt: AttemptState::Discarded, .. }, Some(lane), Some(response)) =
             (&finished, inner.providers.get(&attempt.provider), &settling.response)
             && settling.outcome == FinishOutcome::Succeeded

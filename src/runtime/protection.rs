@@ -19,6 +19,7 @@ use crate::metrics;
 use crate::policy::{self, BudgetWindow, Open, Rate, RetryBudget, Taken, Try};
 use crate::provider::Outcome;
 use crate::runtime::attempts::{Room, Running, Work, lane_of};
+use crate::runtime::verdict::FENCED;
 use crate::runtime::{Inner, Lane, Route, certificates, millis, sweeper};
 use crate::store::{Failed, PostponeJob, Postponed, Refused};
 
@@ -216,14 +217,18 @@ pub(super) fn health(attempt: &Running, outcome: &Outcome, statuses: &[u16]) -> 
         Outcome::Succeeded { .. } | Outcome::InvalidOutput { .. } | Outcome::Rejected { .. } => Some(Failed::No),
         // Whoever asked to cancel may be why it ended so.
         Outcome::Unknown { .. } | Outcome::NotSent { .. } if attempt.is_canceling() => None,
-        // Our own lease ran out, or the job's time before it was sent.
-        Outcome::NotSent { reason } if attempt.fence.check().is_err() || reason.starts_with(DEADLINE) => None,
+        // Our own lease ran out, or the job's time before it was sent; or we kept it back ourselves.
+        Outcome::NotSent { reason } if attempt.fence.lease().is_err() || is_our_own(reason) => None,
         Outcome::Unknown { .. } | Outcome::NotSent { .. } => Some(Failed::Yes),
     }
 }
 
 /// How the reason of a call begins that was not made because its job's time was over.
 pub(super) const DEADLINE: &str = "deadline: ";
+
+fn is_our_own(reason: &str) -> bool {
+    [DEADLINE, FENCED, policy::DENIED].iter().any(|word| reason.starts_with(word))
+}
 
 impl Inner {
     /// Which model a request names, if a breaker of the route's providers wants to know.
@@ -383,12 +388,23 @@ pub(super) async fn enter(
 /// Writes down that a pending job waits, and why. Returns when to look at it again, by Redis' clock; 0 if it is over or somebody
 /// else's.
 pub(super) async fn postpone(runtime: &Arc<Inner>, job: JobId, holder: Option<AttemptToken>, refusal: &Refusal) -> u64 {
+    let reason = refusal.reason(runtime.store.now_ms());
+    put_off(runtime, job, holder, refusal.wait, &reason).await
+}
+
+/// Writes down that a pending job waits for so long, and why. Returns as [`postpone`].
+pub(super) async fn put_off(
+    runtime: &Arc<Inner>,
+    job: JobId,
+    holder: Option<AttemptToken>,
+    wait: Duration,
+    reason: &str,
+) -> u64 {
     let now_ms = runtime.store.now_ms();
-    let reason = refusal.reason(now_ms);
     // Those that wait for the same moment do not come at once.
     let token = AttemptToken::random();
-    let jitter = refusal.wait.min(WAIT_MAX * 5).mul_f64(f64::from(token.as_bytes()[0]) / 1280.0);
-    let postpone = PostponeJob { job, token, holder, delay_ms: millis(refusal.wait + jitter), reason: &reason };
+    let jitter = wait.min(WAIT_MAX * 5).mul_f64(f64::from(token.as_bytes()[0]) / 1280.0);
+    let postpone = PostponeJob { job, token, holder, delay_ms: millis(wait + jitter), reason };
     match runtime.store.postpone_job(&postpone).await {
         Ok(Postponed::Postponed { next_at_ms }) => {
             tracing::debug!(%job, reason, "a job waits");

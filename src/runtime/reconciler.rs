@@ -27,6 +27,7 @@ use crate::policy::{self, FailoverOn, REPLAYS_MAX, Try};
 use crate::provider::{
     Abilities, Call, CancelSemantics, Evidence, Fence, Outcome, ProviderFuture, Request, Telling, Told, boottime_ms,
 };
+use crate::runtime::certificates::{self, Seen};
 use crate::runtime::{CheckResult, Decision, Inner, Lane, Route, Then, attempt_key, checks, millis, outside, verdict};
 use crate::store::{AskExtended, AskTaken, FinishAttempt, Follow, NoteAttempt, Noted, NotedEvent, Read, Resolved, Tell, Word};
 
@@ -553,6 +554,7 @@ async fn settle(
         give_up_holding(runtime, job, attempt, question).await?;
         return settle_as(runtime, job, attempt, canceled(attempt, question)).await;
     }
+    let mut seen = Seen::Nothing;
     let decision = match found {
         Finding::Open => return Ok(Settled::No),
         Finding::Canceled(question) => canceled(attempt, question),
@@ -564,7 +566,9 @@ async fn settle(
         }
         Finding::Settled(question, outcome) => {
             let by = question.as_str();
-            match verdict::fit(checks::checked_for(runtime, job, outcome).await?) {
+            let outcome = verdict::fit(checks::checked_for(runtime, job, outcome).await?);
+            seen = Seen::under(&attempt.certificate, &outcome);
+            match outcome {
                 Outcome::Succeeded { response, remote_id, model } => {
                     let (remote_id, model) = (remote_id.unwrap_or_default(), model.unwrap_or_default());
                     if !remote_id.is_empty() || !model.is_empty() {
@@ -590,7 +594,9 @@ async fn settle(
             }
         }
     };
-    settle_as(runtime, job, attempt, decision).await
+    let settled = settle_as(runtime, job, attempt, decision).await?;
+    certificates::saw(runtime, route, &attempt.provider, &attempt.certificate, seen).await;
+    Ok(settled)
 }
 
 async fn settle_as(runtime: &Arc<Inner>, job: &Job, attempt: &Attempt, decision: Decision) -> Result<Settled, StoreError> {

@@ -14,6 +14,7 @@ use crate::job::{Identity, Job, JobId, JobState, Payload, locate};
 use crate::metrics;
 use crate::provider::{Call, Fence, Outcome, Rendered, Request, Telling, boottime_ms};
 use crate::runtime::attempts::{self, Pending, Running, Work};
+use crate::runtime::certificates::Grant;
 use crate::runtime::protection::Model;
 use crate::runtime::{
     Inner, Lane, ReadError, Receipt, Replayed, Route, Runtime, Submission, SubmitError, WaitFor, checks, millis,
@@ -199,7 +200,7 @@ impl Runtime {
             let runtime = Arc::clone(inner);
             match (room, waits) {
                 (Some(room), _) => {
-                    let attempt = Running::new(inner, &work, lane, (1, token, String::new()), lease_from_ms, Some(hint_ms));
+                    let attempt = Running::new(inner, &work, lane, (1, token), Grant::default(), lease_from_ms, Some(hint_ms));
                     inner.work.spawn(attempts::drive(runtime, work, attempt, rendered, room, began));
                 }
                 (None, Some(waits)) => {

@@ -293,7 +293,7 @@ async fn adopt(runtime: &Arc<Inner>, job: &Job) -> Result<u64, StoreError> {
     let tries = policy::tries_of(&job.attempts, job.version, |name| route.providers.iter().position(|provider| provider == name));
     let remaining = (job.deadline_ms > 0).then(|| Duration::from_millis(job.deadline_ms.saturating_sub(now_ms)));
     // The record says that another attempt may begin; the plan only says where.
-    let open = certificates::open_unseen(runtime, route).await;
+    let open = certificates::open_unseen(runtime, route, job).await;
     let place = match route.plan.after(&tries, None, None, &open) {
         Next::Begin { provider, .. } => provider,
         Next::End(_) => tries.last().map_or(0, |last| last.provider),

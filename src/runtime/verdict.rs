@@ -29,7 +29,7 @@ const REASON_CHARS_MAX: usize = 500;
 const NAME_BYTES_MAX: usize = 512;
 
 /// How the reason of an attempt begins whose lease had run out.
-const FENCED: &str = "fenced: ";
+pub(super) const FENCED: &str = "fenced: ";
 
 /// What an outcome means for the record.
 pub(super) struct Verdict {
@@ -175,7 +175,8 @@ fn warn_unknown(attempt: &Running, reason: &str) {
 
 fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome, leave: &Leave) -> Verdict {
     let told = || attempt.remote_id.get().cloned().unwrap_or_default();
-    let (failure, retry_after, mut verdict) = match fit(outcome) {
+    let mut failed = None;
+    let (retry_after, mut verdict) = match fit(outcome) {
         Outcome::Succeeded { response, remote_id, model } => {
             return Verdict {
                 response: Some(response),
@@ -188,7 +189,7 @@ fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome, 
         Outcome::Unknown { reason } => {
             return Verdict { remote_id: told(), ..Verdict::plain(FinishOutcome::Unknown, reason) };
         }
-        Outcome::NotSent { reason } if attempt.fence.check().is_err() => {
+        Outcome::NotSent { reason } if attempt.fence.lease().is_err() || reason.starts_with(FENCED) => {
             // Our own lease ran out: no failure of the provider's, and whoever has a lease may begin.
             metrics::fenced();
             let reason = if reason.starts_with(FENCED) { reason } else { format!("{FENCED}{reason}") };
@@ -196,26 +197,32 @@ fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome, 
             verdict.follow = Follow::Retry { delay_ms: 0, hold_ms: 0 };
             return verdict;
         }
+        // We kept it back ourselves: no try, and what comes next is what came next before it.
+        Outcome::NotSent { reason } if reason.starts_with(policy::DENIED) => (None, Verdict::plain(FinishOutcome::Aborted, reason)),
         Outcome::NotSent { reason } => {
             let reason = format!("{}: {reason}", policy::NOT_SENT);
-            (FailoverOn::NotSent, None, Verdict::plain(FinishOutcome::Aborted, reason))
+            failed = Some(FailoverOn::NotSent);
+            (None, Verdict::plain(FinishOutcome::Aborted, reason))
         }
         Outcome::Rejected { reason, response, retry_after } => {
             let status = response.status;
             let mut verdict = Verdict::plain(FinishOutcome::Failed, format!("{} {status}: {reason}", policy::REJECTED));
             verdict.response = Some(response);
-            (FailoverOn::Rejected { status }, retry_after, verdict)
+            failed = Some(FailoverOn::Rejected { status });
+            (retry_after, verdict)
         }
         Outcome::InvalidOutput { reason } => {
             let reason = format!("{}: {reason}", policy::INVALID_OUTPUT);
-            (FailoverOn::InvalidOutput, None, Verdict::plain(FinishOutcome::Failed, reason))
+            failed = Some(FailoverOn::InvalidOutput);
+            (None, Verdict::plain(FinishOutcome::Failed, reason))
         }
     };
-    work.tries.push(Try { provider: attempt.place, failure });
+    work.tries.extend(failed.map(|failure| Try { provider: attempt.place, failure }));
     let remaining = work.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
     match work.route.plan.after(&work.tries, retry_after, remaining, &leave.open) {
         Next::Begin { provider, delay, denied } => {
-            if let Some(place) = denied {
+            // Its own denial is told already.
+            if let Some(place) = denied.filter(|place| failed.is_some() || *place != attempt.place) {
                 metrics::failover_denied(&work.route.name, leave.word(place));
                 verdict.reason.push_str("; ");
                 verdict.reason.push_str(&leave.say(&work.route, place));

@@ -107,7 +107,7 @@ impl Store {
         }
         if call.script == Script::ReadJob && values[..place].iter().any(is_replica) {
             self.inner.lanes.on_replica(way);
-            return Err(StoreError::NotExecuted { code: Refusal::ReadOnly, detail: "a replica answers here".to_owned() });
+            return Err(a_replica());
         }
         let forgotten: Vec<bool> = values[place..].iter().map(is_forgotten).collect();
         let mut value = values.swap_remove(place);
@@ -158,6 +158,20 @@ impl Store {
         }
     }
 
+    /// Sends one command on a lane, and believes its answer only where a master gave it: a replica may be behind.
+    pub(super) async fn command_of_master(&self, command: redis::Cmd) -> Result<Value, StoreError> {
+        let sent = self.send(vec![redis::cmd("ROLE"), command]).await.inspect_err(|error| metrics::store_error(error.class()));
+        let (mut values, way) = sent?;
+        if values.first().is_some_and(is_replica) {
+            self.inner.lanes.on_replica(way);
+            return Err(a_replica());
+        }
+        match values.swap_remove(1) {
+            Value::ServerError(error) => Err(retry::of_server(&error)),
+            value => Ok(value),
+        }
+    }
+
     /// Sends commands on a lane, in one pipeline; an error of Redis is a value.
     pub(super) async fn commands(&self, commands: Vec<redis::Cmd>) -> Result<Vec<Value>, StoreError> {
         let sent = self.send(commands).await.inspect_err(|error| metrics::store_error(error.class()));
@@ -172,6 +186,10 @@ impl Store {
         }
         self.inner.lanes.send(&pipeline, replies).await
     }
+}
+
+fn a_replica() -> StoreError {
+    StoreError::NotExecuted { code: Refusal::ReadOnly, detail: "a replica answers here".to_owned() }
 }
 
 /// Whether `ROLE` was answered by a replica. Where it may not be asked, its word is believed as before.

@@ -116,7 +116,7 @@ impl Store {
         }
     }
 
-    /// Reads the certificates of a route and provider, the newest first.
+    /// Reads the certificates of a route and provider from the master, the newest first.
     ///
     /// # Errors
     /// `Fatal` (`BADCERTIFICATE`) for what cannot be read: then nothing is proved.
@@ -184,7 +184,7 @@ impl Store {
     async fn certificate_fields(&self, route: &str, provider: &str) -> Result<HashMap<String, String>, StoreError> {
         let mut read = redis::cmd("HGETALL");
         read.arg(self.inner.keys.certificates(&pair(route, provider)));
-        let fields = self.command(read).await?;
+        let fields = self.command_of_master(read).await?;
         let bad = |error| StoreError::fatal("BADCERTIFICATE", format!("{route}, {provider}: {error}"));
         redis::from_redis_value(fields).map_err(bad)
     }

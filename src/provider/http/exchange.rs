@@ -167,8 +167,8 @@ impl Exchange {
         clock: &mut Clock,
         listener: &mut Listener<'_>,
     ) -> Tried {
-        if let Err(fenced) = fence.check() {
-            return Tried::Over(Exchanged::NotSent { reason: fenced.to_string() });
+        if let Err(reason) = passed(fence, clock).await {
+            return Tried::Over(Exchanged::NotSent { reason });
         }
         connection.gate.arm(fence.clone());
         let mut sending = std::pin::pin!(connection.sender.send_request(request.clone()));
@@ -219,8 +219,8 @@ impl Exchange {
             }
             Err(timeout) => return not_sent(format!("{timeout}, waiting for room among the provider's streams")),
         };
-        if let Err(fenced) = fence.check() {
-            return not_sent(fenced.to_string());
+        if let Err(reason) = passed(fence, clock).await {
+            return not_sent(reason);
         }
         let (request, body) = match h2::request(request, &self.connector.origin).await {
             Ok(request) => request,
@@ -305,6 +305,15 @@ impl Exchange {
 
     fn too_large(&self, status: http::StatusCode) -> String {
         format!("too_large: {} with a body over {} bytes", status.as_u16(), self.result_bytes_max)
+    }
+}
+
+/// Waits until a call's fence lets it pass.
+async fn passed(fence: &Fence, clock: &Clock) -> Result<(), String> {
+    match clock.rest(fence.pass()).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(fenced)) => Err(fenced.to_string()),
+        Err(timeout) => Err(format!("{timeout}, waiting for leave to send")),
     }
 }
 
