@@ -19,6 +19,7 @@ local SLICES = 10         -- parts of a breaker's window
 local MODEL_IDLE_MS = 600000    -- a closed breaker that nobody asked for so long gives its place to another model
 local CERTIFICATES_MAX = 8   -- certificates of one route and provider that are kept
 local CERTIFICATE_EVENTS_MAX = 64   -- the last words on them
+local CERTIFICATE_CALLS_MAX = 16   -- the last calls that changed how they stand
 local CERTIFICATE_KEEP_MS = 2592000000   -- how long a certificate is known after it has expired: thirty days
 local GUARD_LIFE_MS = 172800000   -- how long what is known of a provider outlives its last change: longer than any breaker is open
 

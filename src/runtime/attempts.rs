@@ -539,15 +539,8 @@ async fn begin(
         match runtime.store.begin_attempt(&begin).await {
             Ok(Begun::Started { number, .. }) => {
                 failpoint!("begin.made");
-                let attempt = Running::new(
-                    runtime,
-                    work,
-                    lane,
-                    (number, token),
-                    grant,
-                    lease_from_ms,
-                    work.hint_ms.or(Some(hint_ms)),
-                );
+                let attempt =
+                    Running::new(runtime, work, lane, (number, token), grant, lease_from_ms, work.hint_ms.or(Some(hint_ms)));
                 return Ok((attempt, rendered, room));
             }
             // A delay that Redis' clock sees a little longer than ours.

@@ -220,12 +220,7 @@ impl Permit for Certified {
     }
 }
 
-async fn certified(
-    runtime: &Inner,
-    route: &Route,
-    place: usize,
-    rendered: &Rendered,
-) -> Result<(Certificate, Bindings), Denial> {
+async fn certified(runtime: &Inner, route: &Route, place: usize, rendered: &Rendered) -> Result<(Certificate, Bindings), Denial> {
     let contract = route.proof.contracts.get(place).and_then(Option::as_ref).ok_or(Denial::NoSuite)?;
     let kept = runtime.store.certificates(&route.name, &contract.provider).await;
     let kept = kept.map_err(|error| Denial::Unreadable { reason: error.to_string() })?;
@@ -383,7 +378,8 @@ mod tests {
     #[test]
     fn a_build_is_read_from_an_answer_that_names_one() {
         assert_eq!(fingerprint_of(br#"{"id":"1","system_fingerprint":"fp_1"}"#), "fp_1");
-        let stream = b"data: {\"system_fingerprint\":null}\n\nevent: x\ndata: {\"system_fingerprint\":\"fp_2\"}\n\ndata: [DONE]\n\n";
+        let stream =
+            b"data: {\"system_fingerprint\":null}\n\nevent: x\ndata: {\"system_fingerprint\":\"fp_2\"}\n\ndata: [DONE]\n\n";
         assert_eq!(fingerprint_of(stream), "fp_2");
         for body in [br#"{"system_fingerprint":null}"#.as_slice(), b"{}", b"data: {}", b""] {
             assert_eq!(fingerprint_of(body), "");

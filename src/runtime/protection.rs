@@ -393,13 +393,7 @@ pub(super) async fn postpone(runtime: &Arc<Inner>, job: JobId, holder: Option<At
 }
 
 /// Writes down that a pending job waits for so long, and why. Returns as [`postpone`].
-pub(super) async fn put_off(
-    runtime: &Arc<Inner>,
-    job: JobId,
-    holder: Option<AttemptToken>,
-    wait: Duration,
-    reason: &str,
-) -> u64 {
+pub(super) async fn put_off(runtime: &Arc<Inner>, job: JobId, holder: Option<AttemptToken>, wait: Duration, reason: &str) -> u64 {
     let now_ms = runtime.store.now_ms();
     // Those that wait for the same moment do not come at once.
     let token = AttemptToken::random();

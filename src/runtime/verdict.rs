@@ -198,7 +198,9 @@ fn judge(runtime: &Inner, work: &mut Work, attempt: &Running, outcome: Outcome, 
             return verdict;
         }
         // We kept it back ourselves: no try, and what comes next is what came next before it.
-        Outcome::NotSent { reason } if reason.starts_with(policy::DENIED) => (None, Verdict::plain(FinishOutcome::Aborted, reason)),
+        Outcome::NotSent { reason } if reason.starts_with(policy::DENIED) => {
+            (None, Verdict::plain(FinishOutcome::Aborted, reason))
+        }
         Outcome::NotSent { reason } => {
             let reason = format!("{}: {reason}", policy::NOT_SENT);
             failed = Some(FailoverOn::NotSent);

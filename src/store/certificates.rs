@@ -93,15 +93,29 @@ impl Store {
     /// Says how certificates of a route and provider stand: one of them, or all that are kept.
     ///
     /// # Errors
-    /// Any: the same call again.
+    /// Any: the same again, or by [`Store::mark_certificate_as`] what is surely the same call.
     pub async fn mark_certificate(
         &self,
+        pair: (&str, &str),
+        id: Option<&str>,
+        standing: Standing,
+        words: (&str, &str),
+    ) -> Result<Stood, StoreError> {
+        self.mark_certificate_as(AttemptToken::random(), pair, id, standing, words).await
+    }
+
+    /// The same, under a token of the caller's: sent again under it, it changes nothing a second time.
+    ///
+    /// # Errors
+    /// Any: the same call again.
+    pub async fn mark_certificate_as(
+        &self,
+        token: AttemptToken,
         (route, provider): (&str, &str),
         id: Option<&str>,
         standing: Standing,
         (by, reason): (&str, &str),
     ) -> Result<Stood, StoreError> {
-        let token = AttemptToken::random();
         let (by, reason) = (shortened(by), shortened(reason));
         let arguments = arguments![token, id.unwrap_or_default(), standing.as_str(), by.as_str(), reason.as_str()];
         let key = self.inner.keys.certificates(&pair(route, provider));

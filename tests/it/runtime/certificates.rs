@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use onejob::attempt::AttemptState::{Aborted, Succeeded};
+use onejob::attempt::AttemptToken;
 use onejob::fingerprint::{hex, sha256};
 use onejob::job::JobState;
 use onejob::provider::Provider as _;
@@ -14,7 +15,7 @@ use onejob::validate::{Check, Of, Required, Validator};
 use super::*;
 
 /// What the laser printer must have proved.
-fn contract() -> Contract {
+pub fn contract() -> Contract {
     Contract {
         route: "print".to_owned(),
         provider: "laser".to_owned(),
@@ -25,7 +26,7 @@ fn contract() -> Contract {
 }
 
 /// Both printers; the laser needs a certificate.
-fn gated(setup: &mut Setup) {
+pub fn gated(setup: &mut Setup) {
     both(setup);
     setup.route.proof = Proof { contracts: vec![None, Some(Arc::new(contract()))], suspend: Some(Suspend { invalid: 2, of: 5 }) };
 }
@@ -37,14 +38,19 @@ impl Shop {
     }
 
     /// Certifies the laser for requests like this one.
-    async fn certify(&self, body: &str, answered_by: &str) -> String {
+    pub async fn certify(&self, body: &str, answered_by: &str) -> String {
+        self.certify_as(self.bound(body), answered_by).await
+    }
+
+    /// Certifies the laser for requests that are bound like this.
+    pub async fn certify_as(&self, bindings: Bindings, answered_by: &str) -> String {
         let store = self.redis.store().await;
-        let id = hex(&sha256(format!("{body}{answered_by}{}", store.now_ms()).as_bytes())[..16]);
+        let id = hex(&sha256(format!("{bindings:?}{answered_by}{}", store.now_ms()).as_bytes())[..16]);
         let certificate = Certificate {
             id: id.clone(),
             route: "print".to_owned(),
             provider: "laser".to_owned(),
-            bindings: self.bound(body),
+            bindings,
             answered_by: answered_by.to_owned(),
             fingerprint: String::new(),
             issued_ms: store.now_ms(),
@@ -59,14 +65,14 @@ impl Shop {
         id
     }
 
-    async fn standing(&self, id: &str) -> (Standing, String) {
+    pub async fn standing(&self, id: &str) -> (Standing, String) {
         let kept = self.redis.store().await.certificates("print", "laser").await.unwrap();
         let one = kept.into_iter().find(|one| one.certificate.id == id).unwrap();
         (one.standing, one.reason)
     }
 }
 
-async fn run(runtime: &Runtime, key: &str, body: &str) -> Arc<Job> {
+pub async fn run(runtime: &Runtime, key: &str, body: &str) -> Arc<Job> {
     let id = runtime.submit(submission(key, body)).await.unwrap().job.id;
     ended(runtime, id).await
 }
@@ -221,10 +227,22 @@ async fn certificates_are_kept_marked_and_told() {
     assert_eq!(say(Some(&ids[0]), Standing::Revoked).await, Stood::NotFound);
     assert_eq!(say(Some(&ids[8]), Standing::Suspended).await, Stood::Changed(1));
     assert_eq!(say(Some(&ids[8]), Standing::Suspended).await, Stood::Repeated);
+    let token = AttemptToken::random();
+    let suspend = async |token| {
+        store.mark_certificate_as(token, ("print", "laser"), Some(&ids[7]), Standing::Suspended, ("ada", "why")).await.unwrap()
+    };
+    assert_eq!(suspend(token).await, Stood::Changed(1));
+    assert_eq!(say(Some(&ids[7]), Standing::Live).await, Stood::Changed(1));
+    assert_eq!(suspend(token).await, Stood::Repeated, "its reply was lost, and it comes once more");
+    assert_eq!(shop.standing(&ids[7]).await.0, Standing::Live);
+    assert_eq!(suspend(AttemptToken::random()).await, Stood::Changed(1));
     assert_eq!(say(None, Standing::Revoked).await, Stood::Changed(8));
     let events = store.certificate_events("print", "laser").await.unwrap();
     let words: Vec<&str> = events.iter().map(|event| event.event.as_str()).collect();
-    assert_eq!(words, [["issued"; 9].as_slice(), &["suspended"], &["revoked"; 8]].concat());
+    assert_eq!(
+        words,
+        [["issued"; 9].as_slice(), &["suspended", "suspended", "reinstated", "suspended"], &["revoked"; 8],].concat()
+    );
     let life: i64 = shop
         .redis
         .command(&["PTTL", &shop.redis.keys().await.into_iter().find(|key| key.contains(":certificate:")).unwrap()])

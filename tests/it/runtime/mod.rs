@@ -23,6 +23,7 @@ mod gateways;
 mod protection;
 mod races;
 mod reconcile;
+mod revokes;
 mod spool;
 mod stops;
 mod validation;
