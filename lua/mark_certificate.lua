@@ -3,8 +3,9 @@
 mark_certificate: suspend or revoke certificates of a route and provider, or take a suspension back.
 
 The word counts from this moment for every gateway that reads the certificates. "revoked" is final; what is suspended may be live
-again. A certificate that stands so already is left as it is, with the reason that stands. A call that is sent again after its reply was
-lost changes nothing a second time, whatever was said in between.
+again. A certificate that stands so already is left as it is, with the reason that stands.
+
+A call that is sent again after its reply was lost changes nothing a second time, whatever was said in between.
 
 KEYS
   [1] certificates  HASH, what was proved of the route and provider (docs/PROTOCOL.md)

@@ -4,6 +4,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
+use onejob::attempt::AttemptToken;
 use onejob::config::Config;
 use onejob::provider::Request;
 use onejob::qualify::suite::Case;
@@ -137,7 +138,7 @@ pub(super) async fn mark(arguments: MarkArguments, standing: Standing, context: 
     let store = store(&config).await?;
     let MarkArguments { route, provider, id, reason, actor } = arguments;
     let stood = store
-        .mark_certificate((&route, &provider), id.as_deref(), standing, (&actor, &reason))
+        .mark_certificate(AttemptToken::random(), (&route, &provider), id.as_deref(), standing, (&actor, &reason))
         .await
         .or_exit(Exit::Unavailable)?;
     store.close().await;

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::attempt::AttemptState;
+use crate::attempt::{AttemptState, AttemptToken};
 use crate::job::{Job, JobId};
 use crate::metrics;
 use crate::policy::{DENIED, Gate, Open};
@@ -313,8 +313,8 @@ pub(super) async fn saw(runtime: &Inner, route: &Route, provider: &str, certific
     let Some((why, reason)) = found else { return };
     metrics::certificate_suspended(&route.name, why);
     tracing::error!(route = route.name, provider, certificate, reason, "a certificate is suspended: no failover goes there");
-    let suspended =
-        runtime.store.mark_certificate((&route.name, provider), Some(certificate), Standing::Suspended, (ACTOR, &reason)).await;
+    let (pair, token) = ((route.name.as_str(), provider), AttemptToken::random());
+    let suspended = runtime.store.mark_certificate(token, pair, Some(certificate), Standing::Suspended, (ACTOR, &reason)).await;
     if let Err(error) = suspended {
         tracing::error!(route = route.name, provider, certificate, %error, "a certificate could not be suspended");
     }

@@ -90,25 +90,12 @@ impl Store {
         }
     }
 
-    /// Says how certificates of a route and provider stand: one of them, or all that are kept.
-    ///
-    /// # Errors
-    /// Any: the same again, or by [`Store::mark_certificate_as`] what is surely the same call.
-    pub async fn mark_certificate(
-        &self,
-        pair: (&str, &str),
-        id: Option<&str>,
-        standing: Standing,
-        words: (&str, &str),
-    ) -> Result<Stood, StoreError> {
-        self.mark_certificate_as(AttemptToken::random(), pair, id, standing, words).await
-    }
-
-    /// The same, under a token of the caller's: sent again under it, it changes nothing a second time.
+    /// Says how certificates of a route and provider stand: one of them, or all that are kept. Sent again under its token, it changes
+    /// nothing a second time, whatever was said in between.
     ///
     /// # Errors
     /// Any: the same call again.
-    pub async fn mark_certificate_as(
+    pub async fn mark_certificate(
         &self,
         token: AttemptToken,
         (route, provider): (&str, &str),

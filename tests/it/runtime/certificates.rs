@@ -108,7 +108,9 @@ async fn whoever_is_not_certified_for_this_very_request_is_never_called() {
     denied("model", r#"{"model":"n","copies":1}"#, "its certificate is for another model").await;
     denied("parameters", r#"{"model":"m","copies":2}"#, "its certificate is for another parameters").await;
     let store = shop.redis.store().await;
-    let say = async |standing| store.mark_certificate(("print", "laser"), Some(&id), standing, ("ada", "doubts")).await.unwrap();
+    let say = async |standing| {
+        store.mark_certificate(AttemptToken::random(), ("print", "laser"), Some(&id), standing, ("ada", "doubts")).await.unwrap()
+    };
     assert_eq!(say(Standing::Suspended).await, Stood::Changed(1));
     denied("suspended", r#"{"model":"m","copies":1}"#, "its certificate is suspended: doubts").await;
     assert_eq!(say(Standing::Live).await, Stood::Changed(1));
@@ -160,7 +162,9 @@ async fn a_revoke_while_a_failover_waits_for_room_stops_it() {
     let reason = runtime.read(second).await.unwrap().attempts[0].reason.clone();
     assert!(!reason.contains("failover_denied"), "the wish was to go: {reason}");
     let other_gateway = shop.redis.store().await;
-    let revoked = other_gateway.mark_certificate(("print", "laser"), None, Standing::Revoked, ("ada", "it lies")).await;
+    let revoked = other_gateway
+        .mark_certificate(AttemptToken::random(), ("print", "laser"), None, Standing::Revoked, ("ada", "it lies"))
+        .await;
     assert_eq!(revoked.unwrap(), Stood::Changed(1));
     // What had begun goes on, under the certificate that it names.
     let first = ended(&runtime, first).await;
@@ -222,14 +226,14 @@ async fn certificates_are_kept_marked_and_told() {
     assert_eq!(store.evidence(&ids[8]).await.unwrap().as_deref(), Some(b"{}".as_slice()));
     assert_eq!(store.certified_pairs().await.unwrap(), [("print".to_owned(), "laser".to_owned())]);
     let say = async |id: Option<&str>, standing| {
-        store.mark_certificate(("print", "laser"), id, standing, ("ada", "why")).await.unwrap()
+        store.mark_certificate(AttemptToken::random(), ("print", "laser"), id, standing, ("ada", "why")).await.unwrap()
     };
     assert_eq!(say(Some(&ids[0]), Standing::Revoked).await, Stood::NotFound);
     assert_eq!(say(Some(&ids[8]), Standing::Suspended).await, Stood::Changed(1));
     assert_eq!(say(Some(&ids[8]), Standing::Suspended).await, Stood::Repeated);
     let token = AttemptToken::random();
     let suspend = async |token| {
-        store.mark_certificate_as(token, ("print", "laser"), Some(&ids[7]), Standing::Suspended, ("ada", "why")).await.unwrap()
+        store.mark_certificate(token, ("print", "laser"), Some(&ids[7]), Standing::Suspended, ("ada", "why")).await.unwrap()
     };
     assert_eq!(suspend(token).await, Stood::Changed(1));
     assert_eq!(say(Some(&ids[7]), Standing::Live).await, Stood::Changed(1));

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use onejob::attempt::AttemptState::{Aborted, Failed, Succeeded};
-use onejob::attempt::FinishOutcome;
+use onejob::attempt::{AttemptToken, FinishOutcome};
 use onejob::error::{Refusal, StoreError};
 use onejob::job::{JobState, Payload};
 use onejob::policy::DENIED;
@@ -60,7 +60,10 @@ async fn far(shop: &Shop) -> (Runtime, watch::Sender<bool>, Arc<AtomicU64>) {
 
 async fn revoke(shop: &Shop) {
     let other_gateway = shop.redis.store().await;
-    other_gateway.mark_certificate(("print", "laser"), None, Standing::Revoked, ("ada", "it lies")).await.unwrap();
+    other_gateway
+        .mark_certificate(AttemptToken::random(), ("print", "laser"), None, Standing::Revoked, ("ada", "it lies"))
+        .await
+        .unwrap();
 }
 
 /// The write-ahead is there and the connection is slow: what is not sent within a second of the last look asks once more.
