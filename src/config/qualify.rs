@@ -201,6 +201,7 @@ impl Checker<'_> {
                 fixed,
                 model: suite.model.clone(),
                 vary,
+                has_template: entry.submit.as_ref().is_some_and(|submit| submit.body.is_some()),
             });
         }
         (contracts.len() == route.providers.len()).then_some(Qualified { suite, contracts })

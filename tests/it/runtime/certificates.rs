@@ -21,6 +21,7 @@ fn contract() -> Contract {
         fixed: BTreeMap::from([(Part::Suite, "suite".to_owned()), (Part::Schema, "schema".to_owned())]),
         model: "/model".to_owned(),
         vary: vec!["/pages".to_owned()],
+        has_template: false,
     }
 }
 
