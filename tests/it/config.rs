@@ -1058,3 +1058,55 @@ fn a_suite_and_its_limits_are_checked_when_they_are_read() {
     std::fs::remove_file(&suite).unwrap();
     assert!(route("").problem().what.contains("cannot be read"));
 }
+
+#[test]
+fn a_suite_is_one_contract_at_each_provider_that_must_prove_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let suite = dir.path().join("suite.yaml");
+    let loaded = |providers: &str, second: &str, text: &str| {
+        std::fs::write(&suite, text).unwrap();
+        let (first, suite) = ("[provider.a]\nbase_url = \"http://a.example\"\n", suite.display());
+        let address = if second.contains("simulated") { "" } else { "base_url = \"http://b.example\"\n" };
+        let second = format!("[provider.b]\n{address}{second}\n");
+        given(&format!("{first}{second}[route.r]\nproviders = {providers}\nqualify = {{ suite = \"{suite}\" }}\n"))
+    };
+    let case = |name: &str, input: &str| format!("  - {{ name: {name}, input: {{ {input} }}, assert: [output.ok] }}\n");
+    let cases = |first: &str, second: &str| format!("cases:\n{}{}", case("x", first), case("y", second));
+    let (same, both) = (cases("messages: [1]", "messages: [2]"), r#"["a", "b"]"#);
+    let relation = "vary: [/messages]\ncases:\n  - name: x\n    values: { n: [1, 2] }\n    input: { t: \"{{ n[0] }}\" }\n    \
+         assert: [output.ok]\n    relations: [{ shuffle: n, same: output.ok }]\n";
+    let wants = "submit = { body = \"{{ with(body, n=body.absent) }}\" }";
+    for (second, text, what) in [
+        ("", same.clone(), "at provider b: vary is missing, and it has no preset"),
+        ("preset = \"job-queue\"", same.clone(), "at provider b: vary is missing, and the body is the user's own"),
+        ("", format!("vary: [/n]\n{same}"), "cases \"x\" and \"y\" differ in what is bound (parameters)"),
+        ("preset = \"openai-chat\"", cases("t: 1", "t: 2"), "cases \"x\" and \"y\" differ in what is bound (parameters)"),
+        ("preset = \"openai-chat\"", cases("model: m", "model: n"), "cases \"x\" and \"y\" differ in what is bound (model)"),
+        ("", relation.to_owned(), "cases \"x\" and \"x\": shuffle n differ in what is bound (parameters)"),
+        (wants, format!("vary: [/messages]\n{same}"), "at provider b: case \"x\": template, line 1: "),
+    ] {
+        let problem = loaded(both, second, &text).problem();
+        assert_eq!(problem.key, "route.r.qualify.suite", "{problem}");
+        assert!(problem.what.contains(what), "{problem}");
+    }
+    for (second, text) in [
+        ("preset = \"openai-chat\"", same.clone()),
+        ("", format!("vary: [/messages]\n{same}")),
+        ("", format!("vary: [\"\"]\n{same}")),
+        // What names the attempt differs in each.
+        ("submit = { body = \"{{ with(body, user=key, n=attempt) }}\" }", format!("vary: [/messages]\n{same}")),
+        ("adapter = \"simulated\"", format!("vary: [/messages]\n{same}")),
+    ] {
+        let config = loaded(both, second, &text).load().unwrap();
+        let qualified = config.qualified("r").unwrap();
+        assert!(qualified.bound[1].is_ok(), "{second}: {text}");
+        let asked = config.bound(&qualified.contracts[1], "", br#"{"messages":[3]}"#);
+        assert_eq!(asked.as_ref(), qualified.bound[1].as_ref(), "{second}: {text}");
+    }
+    // The first one needs no certificate; if one is wanted all the same, it is said why there is none.
+    let config = loaded(r#"["a"]"#, "", &same).load().unwrap();
+    assert!(config.qualified("r").unwrap().bound[0].as_ref().unwrap_err().contains("vary is missing"));
+    // What is wrong with a provider is told once.
+    let broken = loaded(both, "path = \"nowhere\"\n", &format!("vary: [/messages]\n{same}"));
+    assert_eq!(broken.problem().key, "provider.b.path");
+}
