@@ -40,7 +40,7 @@ pub enum Part {
     Model,
     /// How a request is made for the provider: method, path, headers, template of its body.
     Template,
-    /// The chat template that its model is prompted with.
+    /// The chat template that its model is prompted with, and what else the provider's entry says of its prompts.
     ChatTemplate,
     /// The tokenizer of its model.
     Tokenizer,

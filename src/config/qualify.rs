@@ -216,6 +216,9 @@ impl Checker<'_> {
                 };
                 fixed.insert(part, bound);
             }
+            if let Some(prompt) = &entry.prompt {
+                fixed.entry(Part::ChatTemplate).and_modify(|template| *template = hashed([template.as_str(), &beside(prompt)]));
+            }
             let vary = suite.vary.clone().unwrap_or_else(|| varies(entry.preset));
             let contract = Contract {
                 route: name.to_owned(),
@@ -305,6 +308,17 @@ fn varies(preset: Option<Preset>) -> Vec<String> {
         Some(Preset::JobQueue) | None => &[""],
     };
     pointers.iter().map(|pointer| (*pointer).to_owned()).collect()
+}
+
+/// What an entry says of prompts beside where their template and their tokenizer are, which parts of their own are bound to. A
+/// further key of the entry is in it by itself.
+fn beside(prompt: &PromptEntry) -> String {
+    let rest = PromptEntry { chat_template: None, tokenizer: None, apply_template: None, tokenize: None, ..prompt.clone() };
+    let mut said = serde_json::to_value(&rest).expect("an entry is plain data");
+    if let Some(said) = said.as_object_mut() {
+        said.retain(|_, value| !value.is_null());
+    }
+    said.to_string()
 }
 
 fn hashed<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {

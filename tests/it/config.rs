@@ -1110,3 +1110,40 @@ fn a_suite_is_one_contract_at_each_provider_that_must_prove_itself() {
     let broken = loaded(both, "path = \"nowhere\"\n", &format!("vary: [/messages]\n{same}"));
     assert_eq!(broken.problem().key, "provider.b.path");
 }
+
+#[test]
+fn what_a_model_is_prompted_with_is_bound_to_the_byte() {
+    use onejob::qualify::Part::{ChatTemplate, Tokenizer};
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    write("suite.yaml", "vary: [/m]\ncases: [{ name: a, input: { n: 1 }, assert: [output.ok] }]\n");
+    let bound = |prompt: &str| {
+        let prompt = if prompt.is_empty() { String::new() } else { format!("[provider.b.prompt]\n{prompt}\n") };
+        let providers = format!("[provider.a]\nbase_url = \"http://a\"\n[provider.b]\nbase_url = \"http://b\"\n{prompt}");
+        let suite = dir.path().join("suite.yaml");
+        let toml = format!("{providers}[route.r]\nproviders = [\"a\", \"b\"]\nqualify = {{ suite = {suite:?} }}\n");
+        given(&toml).load().unwrap().qualified("r").unwrap().bound[1].clone().unwrap()
+    };
+    let (template, tokenizer) = (dir.path().join("chat.jinja"), dir.path().join("tokenizer.json"));
+    write("chat.jinja", "{{ messages }}");
+    write("tokenizer.json", "{}");
+    let files = format!("chat_template = {template:?}\ntokenizer = {tokenizer:?}\nbos_token = '<s>'\n");
+    let certified = bound(&files);
+    let differ = |prompt: &str| certified.differ(&bound(prompt));
+    assert_eq!(differ(&files), []);
+    for other in ["bos_token = '<S>'", "bos_token = ''", "bos_token = '<s>'\neos_token = '</s>'", ""] {
+        assert_eq!(differ(&files.replace("bos_token = '<s>'", other)), [ChatTemplate], "{other}");
+    }
+    assert_eq!(differ(&format!("{files}context_tokens = 9\n")), [ChatTemplate]);
+    assert_eq!(differ("apply_template = 'http://b/t'\ntokenize = 'http://b/k'"), [ChatTemplate, Tokenizer]);
+    assert_eq!(differ(""), [ChatTemplate, Tokenizer]);
+    assert_eq!((bound("").get(ChatTemplate), bound("").get(Tokenizer)), ("", ""));
+    // Where the files are does not count, what is in them does.
+    std::fs::rename(&template, dir.path().join("moved.jinja")).unwrap();
+    assert_eq!(differ(&files.replace("chat.jinja", "moved.jinja")), []);
+    write("chat.jinja", "{{ messages}}");
+    assert_eq!(differ(&files), [ChatTemplate]);
+    write("chat.jinja", "{{ messages }}");
+    write("tokenizer.json", "{ }");
+    assert_eq!(differ(&files), [Tokenizer]);
+}
