@@ -978,6 +978,8 @@ fn templates_and_pointers_are_checked_when_they_are_read() {
         ("find = { header = \"cookie\" }\n", "find.header", "cannot be used here"),
         ("cancel = { semantics = \"maybe\" }\n", "cancel.semantics", "\"maybe\" is not known here"),
         ("submit = { body = \"{{ body\" }\n", "submit.body", "template, line 1"),
+        ("submit = { id = \"print/id\" }\n", "submit.id", "no JSON pointer"),
+        ("adapter = \"http\"\n", "submit.id", "nothing is handed in"),
         ("submit = { body = \"{{ with(body, a=webhook.url) }}\" }\n", "submit.body", "there is no webhook"),
         ("poll = { factor = 0.5 }\n", "poll.factor", "it must be 1 to 10"),
         ("poll = { first = \"1m\" }\n", "poll.first", "it is longer than max = 30s"),
@@ -987,6 +989,9 @@ fn templates_and_pointers_are_checked_when_they_are_read() {
         assert_eq!(problem.key, format!("provider.press.{key}"), "{keys}: {problem}");
         assert!(problem.what.contains(what), "{keys}: {problem}");
     }
+    let one = "[provider.press]\nbase_url = \"https://press.example\"\nsubmit = { body = \"{{ body }}\" }\n";
+    assert!(given(one).load().is_ok(), "a body is made for either adapter");
+    assert_eq!(given(&one.replace("body = ", "id = \"/id\", body = ")).problem().key, "provider.press.submit.id");
     let bare = "[provider.press]\nadapter = \"async_http\"\nbase_url = \"https://press.example\"\n";
     assert_eq!(given(bare).problem().key, "provider.press.status");
 }
