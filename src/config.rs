@@ -532,7 +532,7 @@ pub struct ProviderEntry {
     pub timeouts: Timeouts,
     /// How it honours our key, if it does.
     pub idempotency: Option<Idempotency>,
-    /// How work is handed in; not for `http`.
+    /// How work is handed in; for `http` its body alone.
     pub submit: Option<Submit>,
     /// How it is asked by its own id, and how a piece of work looks in its answers.
     pub status: Option<Status>,

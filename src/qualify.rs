@@ -14,6 +14,7 @@ pub mod runner;
 pub mod statistics;
 pub mod suite;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -22,6 +23,7 @@ use serde_json::Value;
 
 use crate::fingerprint::{canonical_json, hex, sha256};
 use crate::provider::Rendered;
+use crate::provider::asking::template::unnamed;
 
 /// Longest endpoint or model name in a certificate, in characters. A longer one is bound by its hash.
 const SHOWN_CHARS_MAX: usize = 200;
@@ -38,7 +40,7 @@ pub enum Part {
     Model,
     /// How a request is made for the provider: method, path, headers, template of its body.
     Template,
-    /// The chat template that its model is prompted with.
+    /// The chat template that its model is prompted with, and what else the provider's entry says of its prompts.
     ChatTemplate,
     /// The tokenizer of its model.
     Tokenizer,
@@ -101,6 +103,8 @@ pub struct Contract {
     pub model: String,
     /// JSON pointers into a request's body to what varies from request to request; `""` for all of it.
     pub vary: Vec<String>,
+    /// Whether the provider's template makes the body: then the places of what names the attempt are marked in it, not yet filled.
+    pub has_template: bool,
 }
 
 /// Every part of a contract for one request.
@@ -108,15 +112,17 @@ pub struct Contract {
 pub struct Bindings(BTreeMap<Part, String>);
 
 impl Contract {
-    /// The contract for one request, as it is rendered for the provider.
+    /// The contract for one request, as it is rendered for the provider: before what names the attempt is filled in, which is
+    /// another for each attempt and is bound by the template alone.
     pub fn bind(&self, rendered: &Rendered) -> Bindings {
         let mut parts = self.fixed.clone();
         let url = rendered.url.split(['?', '#']).next().unwrap_or_default();
         parts.insert(Part::Endpoint, shown(&format!("{} {url}", rendered.method)));
-        let body: Option<Value> = serde_json::from_slice(&rendered.body).ok();
-        let model = body.as_ref().and_then(|body| body.pointer(&self.model)?.as_str()).unwrap_or_default();
+        let body = if self.has_template { Cow::Owned(unnamed(&rendered.body)) } else { Cow::Borrowed(&rendered.body[..]) };
+        let value: Option<Value> = serde_json::from_slice(&body).ok();
+        let model = value.as_ref().and_then(|value| value.pointer(&self.model)?.as_str()).unwrap_or_default();
         parts.insert(Part::Model, shown(model));
-        parts.insert(Part::Parameters, self.parameters(&rendered.body));
+        parts.insert(Part::Parameters, self.parameters(&body));
         Bindings(parts)
     }
 
@@ -363,6 +369,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::provider::asking::template;
 
     fn contract() -> Contract {
         let fixed = [(Part::Template, "t"), (Part::Schema, "s"), (Part::Assertions, "a"), (Part::Suite, "u")];
@@ -372,6 +379,7 @@ mod tests {
             fixed: fixed.into_iter().map(|(part, hash)| (part, hash.to_owned())).collect(),
             model: "/model".to_owned(),
             vary: vec!["/messages".to_owned(), "/stream".to_owned()],
+            has_template: false,
         }
     }
 
@@ -422,6 +430,34 @@ mod tests {
             assert_eq!(denied, Denial::Other { parts: vec![part] });
             assert_eq!(denied.word(), part.as_str());
         }
+    }
+
+    #[test]
+    fn what_names_the_attempt_is_no_part_of_a_contract_and_one_byte_beside_it_is() {
+        let contract = Contract { has_template: true, ..contract() };
+        let template = "{{ with(body, user=key, metadata=job.id, n=attempt) }}";
+        let bound = |template: &str, body: &str| {
+            let made = template::body(template, body.as_bytes()).unwrap();
+            // Every attempt of every job has this body until it is sent; what is sent differs.
+            let sent = |key, job_id, attempt| {
+                template::filled(&made, &template::Names { key, job_id, attempt, webhook_url: "" }).unwrap()
+            };
+            assert_ne!(sent("job-1", "1", 1), sent("job-2", "2", 2));
+            contract.bind(&rendered(URL, std::str::from_utf8(&made).unwrap()))
+        };
+        let certified = bound(template, BODY);
+        assert_eq!(certified.get(Part::Model), "m-1");
+        assert_eq!(bound(template, &BODY.replace("hi", "another job")), certified);
+        let other = |template: &str, body: &str| certified.differ(&bound(template, body));
+        assert_eq!(other(template, &BODY.replace(":0", ":1")), [Part::Parameters]);
+        assert_eq!(other(template, &BODY.replace("m-1", "m-2")), [Part::Model]);
+        assert_eq!(other(&template.replace("n=attempt", "m=attempt"), BODY), [Part::Parameters]);
+        assert_eq!(other(&template.replace("user=key", "user=job.id"), BODY), [Part::Parameters]);
+        assert_eq!(other(&template.replace("n=attempt", "n='attempt'"), BODY), [Part::Parameters]);
+        // Without a template a mark is no place of a name, but a byte that JSON does not have.
+        let marked = BODY.replace("\"hi\"", "\0key\0");
+        let plain = Contract { has_template: false, ..contract.clone() };
+        assert_ne!(plain.bind(&rendered(URL, &marked)), plain.bind(&rendered(URL, &marked.replace("role", "rule"))));
     }
 
     #[test]

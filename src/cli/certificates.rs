@@ -5,10 +5,8 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use onejob::attempt::AttemptToken;
-use onejob::config::Config;
-use onejob::provider::Request;
-use onejob::qualify::suite::Case;
-use onejob::qualify::{Bindings, Contract, Denial, Kept, Standing, decide};
+use onejob::config::{Config, Qualified};
+use onejob::qualify::{Bindings, Denial, Kept, Standing, decide};
 use onejob::store::{Stood, Store};
 use serde_json::{Value, json};
 
@@ -211,11 +209,13 @@ async fn certified(
 ) -> Result<Result<(String, u64), Denial>, Failure> {
     let Some(qualified) = config.qualified(&arguments.route) else { return Ok(Err(Denial::NoSuite)) };
     let Some(contract) = qualified.contracts.get(place) else { return Ok(Err(Denial::NoSuite)) };
-    let body = match &arguments.input {
-        Some(file) => std::fs::read(file).or_exit(Exit::Usage)?,
-        None => first_request(&qualified.suite.cases, |case| case.request(&qualified.suite, &contract.provider, None, 0))?,
+    let wanted = match &arguments.input {
+        Some(file) => {
+            let body = std::fs::read(file).or_exit(Exit::Usage)?;
+            config.bound(contract, &qualified.suite.path, &body).map_err(|what| Failure::new(Exit::Usage, what))?
+        }
+        None => bound(qualified, place)?,
     };
-    let wanted = bindings(config, contract, &qualified.suite.path, &body)?;
     let kept = match store.certificates(&contract.route, &contract.provider).await {
         Ok(kept) => kept,
         Err(error) => return Ok(Err(Denial::Unreadable { reason: error.to_string() })),
@@ -223,23 +223,8 @@ async fn certified(
     Ok(decide(&wanted, &kept, store.now_ms()).map(|found| (found.id.clone(), found.expires_ms)))
 }
 
-fn first_request(cases: &[Case], request: impl Fn(&Case) -> Result<Vec<u8>, String>) -> Result<Vec<u8>, Failure> {
-    let first = cases.first().map(request);
-    first.unwrap_or_else(|| Err("the suite has no cases".to_owned())).map_err(|what| Failure::new(Exit::Usage, what))
-}
-
-/// What a body's request to a provider is bound to.
-pub(super) fn bindings(config: &Config, contract: &Contract, path: &str, body: &[u8]) -> Result<Bindings, Failure> {
-    let Some(slot) = assemble::provider(config, &contract.provider)? else {
-        return Err(Failure::new(Exit::Usage, format!("there is no provider {:?}", contract.provider)));
-    };
-    let request = Request {
-        method: String::new(),
-        target: path.to_owned(),
-        content_type: "application/json".to_owned(),
-        headers: Vec::new(),
-        body: body.into(),
-    };
-    let rendered = slot.render(&request).map_err(|error| Failure::new(Exit::Usage, error))?;
-    Ok(contract.bind(&rendered))
+/// What a suite's requests are bound to at a provider.
+pub(super) fn bound(qualified: &Qualified, place: usize) -> Result<Bindings, Failure> {
+    let wrong = |what: &String| Failure::new(Exit::Usage, format!("{}: {what}", qualified.contracts[place].provider));
+    qualified.bound[place].as_ref().cloned().map_err(wrong)
 }

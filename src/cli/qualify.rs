@@ -16,7 +16,7 @@ use onejob::qualify::{Bindings, Certificate};
 use onejob::store::EVIDENCE_BYTES_MAX;
 use serde_json::{Value, json};
 
-use super::certificates::{at, bindings, store, table};
+use super::certificates::{at, bound, store, table};
 use super::gateway::Through;
 use super::{Context, Exit, Failure, Format, OrExit as _, assemble, say};
 
@@ -77,7 +77,7 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     }
     let contract = &qualified.contracts[place];
     let suite = &qualified.suite;
-    let wanted = all_bindings(&config, &qualified.suite.cases, contract, suite)?;
+    let wanted = bound(qualified, place)?;
     let Some(provider) = assemble::provider(&config, name)? else { return wrong(format!("there is no provider {name:?}")) };
     let of_provider = &config.provider[name];
     let prompt = of_provider.prompt.as_ref().map(Prompt::of).transpose();
@@ -149,35 +149,6 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         Verdict::Failed => Exit::Failed,
         Verdict::Inconclusive => Exit::Unavailable,
     })
-}
-
-/// What all requests of a suite are bound to: a certificate is for one contract.
-fn all_bindings(
-    config: &Config,
-    cases: &[Case],
-    contract: &onejob::qualify::Contract,
-    suite: &onejob::qualify::suite::Suite,
-) -> Result<Bindings, Failure> {
-    let mut first: Option<(Bindings, &str)> = None;
-    for case in cases {
-        let body = case.request(suite, &contract.provider, None, 0).map_err(|what| Failure::new(Exit::Usage, what))?;
-        let bound = bindings(config, contract, &suite.path, &body)?;
-        match &first {
-            None => first = Some((bound, &case.name)),
-            Some((one, other)) if *one != bound => {
-                let parts: Vec<&str> = one.differ(&bound).iter().map(|part| part.as_str()).collect();
-                let what = format!(
-                    "cases {other:?} and {:?} differ in what is bound ({}); a certificate is for one contract: name what varies in \
-                     vary, or make two suites",
-                    case.name,
-                    parts.join(", ")
-                );
-                return Err(Failure::new(Exit::Usage, what));
-            }
-            Some(_) => {}
-        }
-    }
-    first.map(|(bound, _)| bound).ok_or_else(|| Failure::new(Exit::Usage, "the suite has no cases"))
 }
 
 fn issue(config: &Config, report: &Report, bindings: Bindings, evidence: &[u8], actor: &str, now_ms: u64) -> Certificate {

@@ -175,18 +175,19 @@ impl Default for Fetch {
 }
 
 /// How work is handed in.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Submit {
     /// Template of the body; absent: the job's body as it is.
     pub body: Option<String>,
-    /// JSON pointer to the provider's id in the answer.
-    pub id: String,
+    /// JSON pointer to the provider's id in the answer; absent: `/id`. Not for `http`, whose one answer is all that there is.
+    pub id: Option<String>,
 }
 
-impl Default for Submit {
-    fn default() -> Self {
-        Submit { body: None, id: "/id".to_owned() }
+impl Submit {
+    /// Returns the JSON pointer to the provider's id in the answer.
+    pub fn id_pointer(&self) -> &str {
+        self.id.as_deref().unwrap_or("/id")
     }
 }
 

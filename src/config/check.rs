@@ -154,6 +154,11 @@ impl Checker<'_> {
         self.read.problems.iter().any(|told| is_within(&told.key, key))
     }
 
+    /// Whether something at or below the key was refused, or could not be read.
+    pub(super) fn told_of(&self, key: &str) -> bool {
+        self.told_within(key) || self.found.iter().any(|told| is_within(&told.key, key))
+    }
+
     pub(super) fn number(&mut self, key: &str, value: usize, min: usize, max: usize) {
         if value < min || value > max {
             self.refuse(key, Some(&value), format!("it must be {min} to {max}"), "choose a number in this range");

@@ -12,8 +12,10 @@ use super::check::{Checker, DURATION_MIN};
 use super::required::read;
 use super::{Config, Document, Preset, ProviderEntry, Route};
 use crate::fingerprint::{hex, sha256};
+use crate::provider::Request;
+use crate::provider::http::Renderer;
 use crate::qualify::suite::{SUITE_BYTES_MAX, Suite};
-use crate::qualify::{Contract, Part};
+use crate::qualify::{Bindings, Contract, Part};
 use crate::validate::{Check, Validator};
 
 /// Largest file with a chat template or a tokenizer, in bytes.
@@ -84,12 +86,32 @@ pub struct Qualified {
     pub suite: Suite,
     /// By the provider's place in the route.
     pub contracts: Vec<Contract>,
+    /// What every request of the suite is bound to, by the provider's place in the route. Only of the first, which needs no
+    /// certificate, it may be that there is no such thing; then it is said why.
+    pub bound: Vec<Result<Bindings, String>>,
+}
+
+/// Why the requests of a suite are not one contract of a provider: what is wrong, and what to do.
+struct NotOne {
+    what: String,
+    hint: String,
 }
 
 impl Config {
     /// Returns a route's suite and contracts, if it has a suite.
     pub fn qualified(&self, route: &str) -> Option<&Qualified> {
         self.qualified.get(route).map(AsRef::as_ref)
+    }
+
+    /// Computes what a request with this body and path is bound to.
+    ///
+    /// # Errors
+    /// The provider cannot be sent such a request, or there is none.
+    pub fn bound(&self, contract: &Contract, path: &str, body: &[u8]) -> Result<Bindings, String> {
+        let entry =
+            self.provider.get(&contract.provider).ok_or_else(|| format!("there is no provider {:?}", contract.provider))?;
+        let renderer = Renderer::of(entry).map_err(|problem| format!("provider {}: {problem}", contract.provider))?;
+        bound(&renderer, contract, path, body)
     }
 
     /// Returns when invalid answers suspend certificates of a route.
@@ -166,8 +188,8 @@ impl Checker<'_> {
                 return None;
             }
         };
-        let mut contracts = Vec::new();
-        for provider in &route.providers {
+        let (mut contracts, mut of_suite) = (Vec::new(), Vec::new());
+        for (place, provider) in route.providers.iter().enumerate() {
             let Some(entry) = document.provider.get(provider) else { continue };
             let mut fixed = BTreeMap::from([
                 (Part::Suite, hex(&sha256(&bytes))),
@@ -194,17 +216,87 @@ impl Checker<'_> {
                 };
                 fixed.insert(part, bound);
             }
+            if let Some(prompt) = &entry.prompt {
+                fixed.entry(Part::ChatTemplate).and_modify(|template| *template = hashed([template.as_str(), &beside(prompt)]));
+            }
             let vary = suite.vary.clone().unwrap_or_else(|| varies(entry.preset));
-            contracts.push(Contract {
+            let contract = Contract {
                 route: name.to_owned(),
                 provider: provider.clone(),
                 fixed,
                 model: suite.model.clone(),
                 vary,
-            });
+                has_template: entry.submit.as_ref().is_some_and(|submit| submit.body.is_some()),
+            };
+            let one = one_contract(entry, &contract, &suite);
+            if let Err(NotOne { what, hint }) = &one
+                && place > 0
+                && !self.told_of(&format!("provider.{provider}"))
+            {
+                self.refuse(&suite_key, Some(&shown), format!("at provider {provider}: {what}"), hint);
+            }
+            of_suite.push(one.map_err(|NotOne { what, hint }| format!("{what}; {hint}")));
+            contracts.push(contract);
         }
-        (contracts.len() == route.providers.len()).then_some(Qualified { suite, contracts })
+        (contracts.len() == route.providers.len()).then_some(Qualified { suite, contracts, bound: of_suite })
     }
+}
+
+/// What all requests of a suite are bound to at a provider: those of its cases and of their relations.
+fn one_contract(entry: &ProviderEntry, contract: &Contract, suite: &Suite) -> Result<Bindings, NotOne> {
+    if suite.vary.is_none() && contract.vary.iter().any(String::is_empty) {
+        let why = match entry.preset {
+            Some(_) => "the body is the user's own with its preset",
+            None => "it has no preset",
+        };
+        return Err(NotOne {
+            what: format!("vary is missing, and {why}: nothing would be known of what requests may differ in"),
+            hint: "list the JSON pointers to what differs from request to request, as in vary: [/messages]".to_owned(),
+        });
+    }
+    let renderer = Renderer::of(entry).map_err(|problem| NotOne {
+        what: format!("no request can be made: {problem}"),
+        hint: "correct the provider's entry".to_owned(),
+    })?;
+    let mut first: Option<(Bindings, String)> = None;
+    for case in &suite.cases {
+        for relation in std::iter::once(None).chain((0..case.relations.len()).map(Some)) {
+            let named = match relation {
+                Some(place) => format!("{:?}: {}", case.name, case.relations[place].what()),
+                None => format!("{:?}", case.name),
+            };
+            let body = case.request(suite, &contract.provider, relation, 0);
+            let found = body.and_then(|body| bound(&renderer, contract, &suite.path, &body));
+            let found = found.map_err(|what| NotOne {
+                what: format!("case {named}: {what}"),
+                hint: "correct the case, or submit.body of the provider".to_owned(),
+            })?;
+            match &first {
+                None => first = Some((found, named)),
+                Some((one, other)) if *one != found => {
+                    let parts: Vec<&str> = one.differ(&found).iter().map(|part| part.as_str()).collect();
+                    return Err(NotOne {
+                        what: format!("cases {other} and {named} differ in what is bound ({})", parts.join(", ")),
+                        hint: "a certificate is for one contract: name what varies in vary, or make two suites".to_owned(),
+                    });
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    let none = || NotOne { what: "the suite has no cases".to_owned(), hint: "add one".to_owned() };
+    first.map(|(found, _)| found).ok_or_else(none)
+}
+
+fn bound(renderer: &Renderer, contract: &Contract, path: &str, body: &[u8]) -> Result<Bindings, String> {
+    let request = Request {
+        method: String::new(),
+        target: path.to_owned(),
+        content_type: "application/json".to_owned(),
+        headers: Vec::new(),
+        body: body.into(),
+    };
+    renderer.render(&request).map(|rendered| contract.bind(&rendered)).map_err(|error| error.to_string())
 }
 
 /// What requests differ in, unless a suite says so itself: all of the body, where nothing is known of it.
@@ -216,6 +308,17 @@ fn varies(preset: Option<Preset>) -> Vec<String> {
         Some(Preset::JobQueue) | None => &[""],
     };
     pointers.iter().map(|pointer| (*pointer).to_owned()).collect()
+}
+
+/// What an entry says of prompts beside where their template and their tokenizer are, which parts of their own are bound to. A
+/// further key of the entry is in it by itself.
+fn beside(prompt: &PromptEntry) -> String {
+    let rest = PromptEntry { chat_template: None, tokenizer: None, apply_template: None, tokenize: None, ..prompt.clone() };
+    let mut said = serde_json::to_value(&rest).expect("an entry is plain data");
+    if let Some(said) = said.as_object_mut() {
+        said.retain(|_, value| !value.is_null());
+    }
+    said.to_string()
 }
 
 fn hashed<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {

@@ -95,8 +95,8 @@ impl AsyncHttpProvider {
             other => return other,
         };
         let text = String::from_utf8_lossy(&answer.body);
-        let Some(remote_id) = id_at(&text, &self.submit.id) else {
-            let (status, pointer) = (answer.status, &self.submit.id);
+        let Some(remote_id) = id_at(&text, self.submit.id_pointer()) else {
+            let (status, pointer) = (answer.status, self.submit.id_pointer());
             return Outcome::Unknown { reason: format!("the id is lost: {status} without one that can be read at {pointer:?}") };
         };
         told.tell(Told::Accepted { remote_id: remote_id.clone() }).await;

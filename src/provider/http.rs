@@ -29,7 +29,7 @@ pub(crate) use self::judge::refuses;
 use self::judge::{Answer, Hidden, Judge};
 use self::render::Origin;
 use self::stream::Listener;
-use crate::config::{Http2, ProviderEntry, Stream, Timeouts};
+use crate::config::{Adapter, Http2, ProviderEntry, Stream, Timeouts};
 use crate::job::JobId;
 use crate::provider::asking::{About, Asking, template};
 use crate::provider::{
@@ -89,6 +89,8 @@ pub struct HttpOptions {
     pub http2: Http2,
 }
 
+/// The base URL of whoever is not reached.
+const NOWHERE: &str = "http://127.0.0.1";
 /// Largest answer, unless the options say otherwise.
 const RESULT_BYTES_MAX: usize = 16 << 20;
 
@@ -190,13 +192,39 @@ pub enum HttpProblem {
     },
 }
 
+/// What a provider's entry makes of requests, for whoever sends none: no connection, no credential, no authorities.
+pub struct Renderer(render::Base);
+
+impl Renderer {
+    /// Of an entry, whichever its adapter is. One that has its address from elsewhere, as a simulated one, is rendered without it.
+    ///
+    /// # Errors
+    /// The entry is refused, naming what and why.
+    pub fn of(entry: &ProviderEntry) -> Result<Self, HttpProblem> {
+        let mut options = HttpOptions::from_entry(entry, None, RESULT_BYTES_MAX);
+        options.body = entry.submit.as_ref().and_then(|submit| submit.body.clone());
+        if entry.adapter == Adapter::Simulated {
+            options.base_url = NOWHERE.to_owned();
+        }
+        let idempotency_header = options.idempotency_header.as_deref().map(own_header_name).transpose()?;
+        render::Base::new(&options, idempotency_header.as_ref()).map(Renderer)
+    }
+
+    /// Renders a request as the provider itself does.
+    ///
+    /// # Errors
+    /// It cannot be rendered.
+    pub fn render(&self, request: &Request) -> Result<Rendered, RenderError> {
+        self.0.render(request)
+    }
+}
+
 /// A provider behind one origin.
 ///
 /// Holds connections of its own; dropping it closes those that are idle.
 pub struct HttpProvider {
     name: String,
     render: render::Base,
-    body: Option<String>,
     authorization: Option<HeaderValue>,
     idempotency_header: Option<HeaderName>,
     judge: Judge,
@@ -234,7 +262,6 @@ impl HttpProvider {
         Ok(HttpProvider {
             name: name.to_owned(),
             render,
-            body: options.body,
             authorization,
             idempotency_header,
             cost: options.cost,
@@ -248,7 +275,7 @@ impl HttpProvider {
 
     /// Fills into a body that was made by a template what names the attempt.
     fn name_attempt(&self, call: &mut Call) -> Result<(), String> {
-        if self.body.is_none() {
+        if self.render.body.is_none() {
             return Ok(());
         }
         let job_id = call.job_id.map(|id| id.to_string()).unwrap_or_default();
@@ -344,11 +371,7 @@ struct Names<'a> {
 
 impl Provider for HttpProvider {
     fn render(&self, request: &Request) -> Result<Rendered, RenderError> {
-        let mut rendered = self.render.render(request)?;
-        if let Some(template) = self.body.as_ref().filter(|_| !request.body.is_empty()) {
-            rendered.body = template::body(template, &request.body).map_err(RenderError)?.into();
-        }
-        Ok(rendered)
+        self.render.render(request)
     }
 
     fn submit(&self, call: Call) -> ProviderFuture<'_, Outcome> {

@@ -978,6 +978,8 @@ fn templates_and_pointers_are_checked_when_they_are_read() {
         ("find = { header = \"cookie\" }\n", "find.header", "cannot be used here"),
         ("cancel = { semantics = \"maybe\" }\n", "cancel.semantics", "\"maybe\" is not known here"),
         ("submit = { body = \"{{ body\" }\n", "submit.body", "template, line 1"),
+        ("submit = { id = \"print/id\" }\n", "submit.id", "no JSON pointer"),
+        ("adapter = \"http\"\n", "submit.id", "nothing is handed in"),
         ("submit = { body = \"{{ with(body, a=webhook.url) }}\" }\n", "submit.body", "there is no webhook"),
         ("poll = { factor = 0.5 }\n", "poll.factor", "it must be 1 to 10"),
         ("poll = { first = \"1m\" }\n", "poll.first", "it is longer than max = 30s"),
@@ -987,6 +989,9 @@ fn templates_and_pointers_are_checked_when_they_are_read() {
         assert_eq!(problem.key, format!("provider.press.{key}"), "{keys}: {problem}");
         assert!(problem.what.contains(what), "{keys}: {problem}");
     }
+    let one = "[provider.press]\nbase_url = \"https://press.example\"\nsubmit = { body = \"{{ body }}\" }\n";
+    assert!(given(one).load().is_ok(), "a body is made for either adapter");
+    assert_eq!(given(&one.replace("body = ", "id = \"/id\", body = ")).problem().key, "provider.press.submit.id");
     let bare = "[provider.press]\nadapter = \"async_http\"\nbase_url = \"https://press.example\"\n";
     assert_eq!(given(bare).problem().key, "provider.press.status");
 }
@@ -1057,4 +1062,93 @@ fn a_suite_and_its_limits_are_checked_when_they_are_read() {
     assert!(route("").problem().what.contains("asserts nothing"));
     std::fs::remove_file(&suite).unwrap();
     assert!(route("").problem().what.contains("cannot be read"));
+}
+
+#[test]
+fn a_suite_is_one_contract_at_each_provider_that_must_prove_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let suite = dir.path().join("suite.yaml");
+    let loaded = |providers: &str, second: &str, text: &str| {
+        std::fs::write(&suite, text).unwrap();
+        let (first, suite) = ("[provider.a]\nbase_url = \"http://a.example\"\n", suite.display());
+        let address = if second.contains("simulated") { "" } else { "base_url = \"http://b.example\"\n" };
+        let second = format!("[provider.b]\n{address}{second}\n");
+        given(&format!("{first}{second}[route.r]\nproviders = {providers}\nqualify = {{ suite = \"{suite}\" }}\n"))
+    };
+    let case = |name: &str, input: &str| format!("  - {{ name: {name}, input: {{ {input} }}, assert: [output.ok] }}\n");
+    let cases = |first: &str, second: &str| format!("cases:\n{}{}", case("x", first), case("y", second));
+    let (same, both) = (cases("messages: [1]", "messages: [2]"), r#"["a", "b"]"#);
+    let relation = "vary: [/messages]\ncases:\n  - name: x\n    values: { n: [1, 2] }\n    input: { t: \"{{ n[0] }}\" }\n    \
+         assert: [output.ok]\n    relations: [{ shuffle: n, same: output.ok }]\n";
+    let wants = "submit = { body = \"{{ with(body, n=body.absent) }}\" }";
+    for (second, text, what) in [
+        ("", same.clone(), "at provider b: vary is missing, and it has no preset"),
+        ("preset = \"job-queue\"", same.clone(), "at provider b: vary is missing, and the body is the user's own"),
+        ("", format!("vary: [/n]\n{same}"), "cases \"x\" and \"y\" differ in what is bound (parameters)"),
+        ("preset = \"openai-chat\"", cases("t: 1", "t: 2"), "cases \"x\" and \"y\" differ in what is bound (parameters)"),
+        ("preset = \"openai-chat\"", cases("model: m", "model: n"), "cases \"x\" and \"y\" differ in what is bound (model)"),
+        ("", relation.to_owned(), "cases \"x\" and \"x\": shuffle n differ in what is bound (parameters)"),
+        (wants, format!("vary: [/messages]\n{same}"), "at provider b: case \"x\": template, line 1: "),
+    ] {
+        let problem = loaded(both, second, &text).problem();
+        assert_eq!(problem.key, "route.r.qualify.suite", "{problem}");
+        assert!(problem.what.contains(what), "{problem}");
+    }
+    for (second, text) in [
+        ("preset = \"openai-chat\"", same.clone()),
+        ("", format!("vary: [/messages]\n{same}")),
+        ("", format!("vary: [\"\"]\n{same}")),
+        // What names the attempt differs in each.
+        ("submit = { body = \"{{ with(body, user=key, n=attempt) }}\" }", format!("vary: [/messages]\n{same}")),
+        ("adapter = \"simulated\"", format!("vary: [/messages]\n{same}")),
+    ] {
+        let config = loaded(both, second, &text).load().unwrap();
+        let qualified = config.qualified("r").unwrap();
+        assert!(qualified.bound[1].is_ok(), "{second}: {text}");
+        let asked = config.bound(&qualified.contracts[1], "", br#"{"messages":[3]}"#);
+        assert_eq!(asked.as_ref(), qualified.bound[1].as_ref(), "{second}: {text}");
+    }
+    // The first one needs no certificate; if one is wanted all the same, it is said why there is none.
+    let config = loaded(r#"["a"]"#, "", &same).load().unwrap();
+    assert!(config.qualified("r").unwrap().bound[0].as_ref().unwrap_err().contains("vary is missing"));
+    // What is wrong with a provider is told once.
+    let broken = loaded(both, "path = \"nowhere\"\n", &format!("vary: [/messages]\n{same}"));
+    assert_eq!(broken.problem().key, "provider.b.path");
+}
+
+#[test]
+fn what_a_model_is_prompted_with_is_bound_to_the_byte() {
+    use onejob::qualify::Part::{ChatTemplate, Tokenizer};
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    write("suite.yaml", "vary: [/m]\ncases: [{ name: a, input: { n: 1 }, assert: [output.ok] }]\n");
+    let bound = |prompt: &str| {
+        let prompt = if prompt.is_empty() { String::new() } else { format!("[provider.b.prompt]\n{prompt}\n") };
+        let providers = format!("[provider.a]\nbase_url = \"http://a\"\n[provider.b]\nbase_url = \"http://b\"\n{prompt}");
+        let suite = dir.path().join("suite.yaml");
+        let toml = format!("{providers}[route.r]\nproviders = [\"a\", \"b\"]\nqualify = {{ suite = {suite:?} }}\n");
+        given(&toml).load().unwrap().qualified("r").unwrap().bound[1].clone().unwrap()
+    };
+    let (template, tokenizer) = (dir.path().join("chat.jinja"), dir.path().join("tokenizer.json"));
+    write("chat.jinja", "{{ messages }}");
+    write("tokenizer.json", "{}");
+    let files = format!("chat_template = {template:?}\ntokenizer = {tokenizer:?}\nbos_token = '<s>'\n");
+    let certified = bound(&files);
+    let differ = |prompt: &str| certified.differ(&bound(prompt));
+    assert_eq!(differ(&files), []);
+    for other in ["bos_token = '<S>'", "bos_token = ''", "bos_token = '<s>'\neos_token = '</s>'", ""] {
+        assert_eq!(differ(&files.replace("bos_token = '<s>'", other)), [ChatTemplate], "{other}");
+    }
+    assert_eq!(differ(&format!("{files}context_tokens = 9\n")), [ChatTemplate]);
+    assert_eq!(differ("apply_template = 'http://b/t'\ntokenize = 'http://b/k'"), [ChatTemplate, Tokenizer]);
+    assert_eq!(differ(""), [ChatTemplate, Tokenizer]);
+    assert_eq!((bound("").get(ChatTemplate), bound("").get(Tokenizer)), ("", ""));
+    // Where the files are does not count, what is in them does.
+    std::fs::rename(&template, dir.path().join("moved.jinja")).unwrap();
+    assert_eq!(differ(&files.replace("chat.jinja", "moved.jinja")), []);
+    write("chat.jinja", "{{ messages}}");
+    assert_eq!(differ(&files), [ChatTemplate]);
+    write("chat.jinja", "{{ messages }}");
+    write("tokenizer.json", "{ }");
+    assert_eq!(differ(&files), [Tokenizer]);
 }

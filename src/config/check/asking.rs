@@ -87,7 +87,15 @@ impl Checker<'_> {
             self.refuse(&format!("{key}.webhook"), None, what, "set adapter = \"async_http\", or remove it");
         }
         if let Some(submit) = &provider.submit {
-            self.pointer(&format!("{key}.submit.id"), &submit.id);
+            let at = format!("{key}.submit.id");
+            match &submit.id {
+                Some(id) if !provider.is_asynchronous() => {
+                    let what = "one request brings one answer here: nothing is handed in that would have an id";
+                    self.refuse(&at, Some(&id.escape_debug()), what, "set adapter = \"async_http\", or leave body alone");
+                }
+                Some(id) => self.pointer(&at, id),
+                None => {}
+            }
             if let Some(body) = &submit.body {
                 let key = format!("{key}.submit.body");
                 self.template(&key, body, problem_of_body(body));

@@ -122,6 +122,21 @@ pub(crate) fn filled(body: &[u8], names: &Names<'_>) -> Result<Vec<u8>, String> 
     Ok(out.into_bytes())
 }
 
+/// The body with each marked place filled by its name's own word: the same for every attempt of every job.
+///
+/// The words hold the mark, escaped, so that no text that a body says by itself is taken for one of them.
+pub(crate) fn unnamed(body: &[u8]) -> Vec<u8> {
+    let Ok(text) = std::str::from_utf8(body) else { return body.to_vec() };
+    let mut out = String::with_capacity(text.len());
+    for (place, part) in text.split(MARK).enumerate() {
+        match place % 2 {
+            0 => out.push_str(part),
+            _ => out.push_str(&json::quoted(&format!("{MARK}{part}{MARK}"))),
+        }
+    }
+    out.into_bytes()
+}
+
 /// What is wrong with a template of a path; `None` for nothing.
 pub(crate) fn problem_of_path(template: &str) -> Option<String> {
     let sent = Sent {

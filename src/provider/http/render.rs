@@ -8,6 +8,7 @@ use http::uri::Scheme;
 
 use super::judge::is_hop_by_hop;
 use super::{ATTEMPT_HEADER, HttpOptions, HttpProblem, JOB_ID_HEADER};
+use crate::provider::asking::template;
 use crate::provider::{RenderError, Rendered, Request};
 
 /// Longest URL in bytes: what servers commonly accept as a request line.
@@ -40,6 +41,8 @@ pub(super) struct Base {
     method: String,
     pub(super) headers: Vec<(String, String)>,
     idempotency_header: Option<String>,
+    /// A template of the body, around the request's own.
+    pub(super) body: Option<String>,
 }
 
 impl Base {
@@ -65,6 +68,7 @@ impl Base {
             method: options.method.clone(),
             headers,
             idempotency_header: idempotency_header.map(ToString::to_string),
+            body: options.body.clone(),
         })
     }
 
@@ -82,7 +86,12 @@ impl Base {
         if !url.parse().is_ok_and(|uri| self.origin.is_of(&uri)) {
             return Err(RenderError(format!("target {:?} does not make a url", shown(target))));
         }
-        Ok(Rendered { method: method.clone(), url, headers: self.headers(request)?, body: request.body.clone() })
+        let headers = self.headers(request)?;
+        let body = match self.body.as_ref().filter(|_| !request.body.is_empty()) {
+            Some(template) => template::body(template, &request.body).map_err(RenderError)?.into(),
+            None => request.body.clone(),
+        };
+        Ok(Rendered { method: method.clone(), url, headers, body })
     }
 
     /// Content type, then the provider's own headers, then the request's, without those that are set by other means.

@@ -22,6 +22,7 @@ pub fn contract() -> Contract {
         fixed: BTreeMap::from([(Part::Suite, "suite".to_owned()), (Part::Schema, "schema".to_owned())]),
         model: "/model".to_owned(),
         vary: vec!["/pages".to_owned()],
+        has_template: false,
     }
 }
 
