@@ -310,7 +310,12 @@ impl Case {
                 }
             };
             match (Expression::compile(&same), change) {
-                (Ok(same), Some(change)) => compiled.push(Relation { change, same }),
+                (Ok(same), Some(change)) => {
+                    if let Some(what) = never_there(&same, route) {
+                        wrong.push(format!("same: {same}: {what}"));
+                    }
+                    compiled.push(Relation { change, same });
+                }
                 (Ok(_), None) => {}
                 (Err(why), _) => wrong.push(format!("same: {why}")),
             }
@@ -385,6 +390,27 @@ impl Case {
             None => text,
         }
     }
+}
+
+/// What an expression looks up that the route's schema lets no output have.
+fn never_there(same: &Expression, route: Option<&Validator>) -> Option<String> {
+    let schema: Value = serde_json::from_str(route?.output.as_ref()?.schema_text()).ok()?;
+    same.names().iter().find_map(|name| {
+        let mut members = name.split('.');
+        members.next().filter(|variable| *variable == "output")?;
+        let mut at = &schema;
+        for member in members {
+            let known = at.get("properties")?.as_object()?;
+            // Elsewhere a schema may allow more, or say more of what is allowed here.
+            let is_all = at["additionalProperties"] == Value::Bool(false) && at.get("patternProperties").is_none();
+            match known.get(member) {
+                Some(schema) => at = schema,
+                None if is_all => return Some(format!("the route's schema allows no {member:?} there")),
+                None => return None,
+            }
+        }
+        None
+    })
 }
 
 /// The template strings of an input, filled.
@@ -484,6 +510,43 @@ cases:
         assert!(wrong("runs: 2", "levels: []").contains("levels is empty"));
         let twice = format!("{GOOD}{}", &GOOD[GOOD.find("  - name").unwrap()..]);
         assert!(load(&twice).unwrap_err().join("; ").contains("another case has that name"));
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_the_same_as_what_is_not_there() {
+        let suite = load(GOOD).unwrap();
+        let case = &suite.cases[0];
+        let comes_to = |same: &str, body: &str| case.comes_to(&Expression::compile(same).unwrap(), b"{}", body.as_bytes());
+        for same in [
+            "output.total",
+            "output.total == 12",
+            "output.total > 3",
+            "[output.total, 1]",
+            "{'a': [output.total]}",
+            "output.inner.total",
+            "output.items | map(attribute='price')",
+            "output['total']",
+        ] {
+            let why = comes_to(same, r#"{"totl":12,"items":[{}]}"#).unwrap_err();
+            assert!(why.contains("cannot be judged"), "{same}: {why}");
+        }
+        assert_eq!(comes_to("output.total", r#"{"total":null}"#), Ok("null".to_owned()));
+        assert_eq!(comes_to("[output.total, {'a': 1}]", r#"{"total":[12]}"#), Ok(r#"[[12],{"a":1}]"#.to_owned()));
+        // Where it says what is to be then, it is the author's word.
+        assert_eq!(comes_to("output.note | default('')", "{}"), Ok(r#""""#.to_owned()));
+        assert_eq!(comes_to("output.note is defined", "{}"), Ok("false".to_owned()));
+    }
+
+    #[test]
+    fn a_relation_over_what_the_schema_never_allows_is_refused() {
+        let schema = r#"{"type":"object","properties":{"total":{"type":"number"},"more":{}},"additionalProperties":false}"#;
+        let required = Required { schema: Some(schema.as_bytes()), assertions: &[] };
+        let route = Validator { output: Some(Check::compile(Of::Output, &required).unwrap()), ..Validator::default() };
+        let load =
+            |same: &str| Suite::load(GOOD.replace("same: output.total", &format!("same: {same}")).as_bytes(), Some(&route));
+        assert!(load("output.total").is_ok() && load("output.more.or.less").is_ok());
+        let wrong = load("output.totl").unwrap_err();
+        assert!(wrong[0].contains(r#"same: output.totl: the route's schema allows no "totl" there"#), "{wrong:?}");
     }
 
     #[test]
