@@ -12,7 +12,7 @@ use super::check::{Checker, DURATION_MIN};
 use super::required::read;
 use super::{Config, Document, Preset, ProviderEntry, Route};
 use crate::fingerprint::{hex, sha256};
-use crate::qualify::suite::{SUITE_BYTES_MAX, Suite};
+use crate::qualify::suite::{SUITE_BYTES_MAX, Suite, Wrong};
 use crate::qualify::{Contract, Part};
 use crate::validate::{Check, Validator};
 
@@ -160,7 +160,8 @@ impl Checker<'_> {
         let suite = match Suite::load(&bytes, validator) {
             Ok(suite) => suite,
             Err(wrong) => {
-                for what in wrong {
+                for Wrong { line, what } in wrong {
+                    let what = line.map_or_else(|| what.clone(), |line| format!("{shown}:{line}: {what}"));
                     self.refuse(&suite_key, Some(&shown), what, "correct the suite");
                 }
                 return None;
