@@ -157,16 +157,16 @@ impl Checker<'_> {
                 return None;
             }
         };
-        let suite = match Suite::load(&bytes, validator) {
-            Ok(suite) => suite,
-            Err(wrong) => {
-                for Wrong { line, what } in wrong {
-                    let what = line.map_or_else(|| what.clone(), |line| format!("{shown}:{line}: {what}"));
-                    self.refuse(&suite_key, Some(&shown), what, "correct the suite");
-                }
-                return None;
-            }
+        let suite = Suite::load(&bytes, validator);
+        let wrong = match &suite {
+            Ok(suite) => suite.unknown_providers(|name| document.provider.contains_key(name)),
+            Err(wrong) => wrong.clone(),
         };
+        for Wrong { line, what } in wrong {
+            let what = line.map_or_else(|| what.clone(), |line| format!("{shown}:{line}: {what}"));
+            self.refuse(&suite_key, Some(&shown), what, "correct the suite");
+        }
+        let suite = suite.ok()?;
         let mut contracts = Vec::new();
         for provider in &route.providers {
             let Some(entry) = document.provider.get(provider) else { continue };

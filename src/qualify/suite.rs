@@ -10,6 +10,7 @@ use std::fmt;
 use minijinja::{Environment, UndefinedBehavior};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use serde_saphyr::Spanned;
 
 use crate::validate::{Answer, Check, Expression, Extract, Of, Parse, Required, Validator};
 
@@ -83,7 +84,7 @@ pub struct Suite {
     /// The cases, 1 or more.
     pub cases: Vec<Case>,
     parameters: Map<String, Value>,
-    providers: BTreeMap<String, ForProvider>,
+    providers: BTreeMap<String, Spanned<ForProvider>>,
     /// Every expression in it, for the certificate.
     pub assertions: Vec<String>,
 }
@@ -270,6 +271,16 @@ impl Suite {
         wrong.sort_by_key(|wrong| wrong.line);
         if wrong.is_empty() { Ok(suite) } else { Err(wrong) }
     }
+
+    /// What is wrong with its providers, where only these exist: their parameters would go to nobody.
+    pub fn unknown_providers(&self, exists: impl Fn(&str) -> bool) -> Vec<Wrong> {
+        let unknown = self.providers.iter().filter(|(name, _)| !exists(name));
+        let told = |(name, of): (&String, &Spanned<ForProvider>)| Wrong {
+            line: line_of(of),
+            what: format!("providers.{}: there is no such provider", one_line(name)),
+        };
+        unknown.map(told).collect()
+    }
 }
 
 fn called(name: &str, number: usize) -> String {
@@ -401,7 +412,7 @@ impl Case {
         let mut body = suite.parameters.clone();
         body.extend(own);
         if let Some(special) = suite.providers.get(provider) {
-            body.extend(special.parameters.clone());
+            body.extend(special.value.parameters.clone());
         }
         Ok(Value::Object(body).to_string().into_bytes())
     }

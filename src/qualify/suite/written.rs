@@ -25,7 +25,7 @@ pub(super) struct Written {
     #[serde(default)]
     pub(super) parameters: Map<String, Value>,
     #[serde(default)]
-    pub(super) providers: BTreeMap<String, ForProvider>,
+    pub(super) providers: BTreeMap<String, Spanned<ForProvider>>,
     #[serde(default)]
     pub(super) cases: Vec<Spanned<WrittenCase>>,
 }
