@@ -14,7 +14,7 @@ use super::{Config, Document, Preset, ProviderEntry, Route};
 use crate::fingerprint::{hex, sha256};
 use crate::provider::Request;
 use crate::provider::http::Renderer;
-use crate::qualify::suite::{SUITE_BYTES_MAX, Suite};
+use crate::qualify::suite::{SUITE_BYTES_MAX, Suite, Wrong};
 use crate::qualify::{Bindings, Contract, Part};
 use crate::validate::{Check, Validator};
 
@@ -179,15 +179,16 @@ impl Checker<'_> {
                 return None;
             }
         };
-        let suite = match Suite::load(&bytes, validator) {
-            Ok(suite) => suite,
-            Err(wrong) => {
-                for what in wrong {
-                    self.refuse(&suite_key, Some(&shown), what, "correct the suite");
-                }
-                return None;
-            }
+        let suite = Suite::load(&bytes, validator);
+        let wrong = match &suite {
+            Ok(suite) => suite.unknown_providers(|name| document.provider.contains_key(name)),
+            Err(wrong) => wrong.clone(),
         };
+        for Wrong { line, what } in wrong {
+            let what = line.map_or_else(|| what.clone(), |line| format!("{shown}:{line}: {what}"));
+            self.refuse(&suite_key, Some(&shown), what, "correct the suite");
+        }
+        let suite = suite.ok()?;
         let (mut contracts, mut of_suite) = (Vec::new(), Vec::new());
         for (place, provider) in route.providers.iter().enumerate() {
             let Some(entry) = document.provider.get(provider) else { continue };

@@ -5,12 +5,19 @@
 //! bytes; who calls a provider is `runner.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use minijinja::{Environment, UndefinedBehavior};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use serde_saphyr::Spanned;
 
 use crate::validate::{Answer, Check, Expression, Extract, Of, Parse, Required, Validator};
+
+mod probes;
+mod written;
+
+use written::{Written, WrittenCase, WrittenRelation, line_of};
 
 /// Largest suite, in bytes.
 pub const SUITE_BYTES_MAX: usize = 1 << 20;
@@ -77,7 +84,7 @@ pub struct Suite {
     /// The cases, 1 or more.
     pub cases: Vec<Case>,
     parameters: Map<String, Value>,
-    providers: BTreeMap<String, ForProvider>,
+    providers: BTreeMap<String, Spanned<ForProvider>>,
     /// Every expression in it, for the certificate.
     pub assertions: Vec<String>,
 }
@@ -105,6 +112,7 @@ pub struct Case {
     pub name: String,
     /// What the same question in other words must have in common.
     pub relations: Vec<Relation>,
+    line: Option<u64>,
     values: Map<String, Value>,
     input: Value,
     validator: Validator,
@@ -113,6 +121,7 @@ pub struct Case {
 /// The same question in other words: what must be the same of both answers.
 #[derive(Debug)]
 pub struct Relation {
+    name: String,
     change: Change,
     /// The expression.
     pub same: Expression,
@@ -127,72 +136,62 @@ enum Change {
 }
 
 impl Relation {
-    /// What it changes, in words.
+    /// What it changes, in words; unique in its case.
     pub fn what(&self) -> String {
-        match &self.change {
-            Change::Shuffle(name) => format!("shuffle {name}"),
-            Change::Replace(values) => format!("replace {}", values.keys().cloned().collect::<Vec<_>>().join(", ")),
+        self.name.clone()
+    }
+
+    /// After those before it in its case.
+    fn of(written: &WrittenRelation, values: &Map<String, Value>, before: &[Relation]) -> Result<Self, Vec<String>> {
+        let change = match (&written.shuffle, &written.replace) {
+            (Some(name), None) => match values.get(name) {
+                Some(Value::Array(items)) if items.len() > 1 => Ok(Change::Shuffle(name.clone())),
+                _ => Err(format!("shuffle = {name:?}: there is no list of two or more of that name in values")),
+            },
+            (None, Some(others)) if others.keys().all(|name| values.contains_key(name)) && !others.is_empty() => {
+                Ok(Change::Replace(others.clone()))
+            }
+            (None, Some(_)) => Err("replace: it names what is not in values".to_owned()),
+            (Some(_), Some(_)) | (None, None) => Err("a relation has either shuffle or replace".to_owned()),
+        };
+        match (Expression::compile(&written.same).map_err(|why| format!("same: {why}")), change) {
+            (Ok(same), Ok(change)) => {
+                let plain = match &change {
+                    Change::Shuffle(name) => format!("shuffle {name}"),
+                    Change::Replace(values) => format!("replace {}", values.keys().cloned().collect::<Vec<_>>().join(", ")),
+                };
+                let numbered = (2..).map(|number| format!("{plain} ({number})"));
+                let is_free = |name: &String| before.iter().all(|other| other.name != *name);
+                let name = std::iter::once(plain.clone()).chain(numbered).find(is_free).unwrap_or_default();
+                Ok(Relation { name, change, same })
+            }
+            (same, change) => Err([same.err(), change.err()].into_iter().flatten().collect()),
         }
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Written {
-    #[serde(default = "five")]
-    runs: u32,
-    #[serde(default)]
-    failures_max: u32,
-    levels: Option<Vec<Level>>,
-    vary: Option<Vec<String>>,
-    #[serde(default = "slash_model")]
-    model: String,
-    #[serde(default)]
-    path: String,
-    finish: Option<Finish>,
-    #[serde(default)]
-    parameters: Map<String, Value>,
-    #[serde(default)]
-    providers: BTreeMap<String, ForProvider>,
-    #[serde(default)]
-    cases: Vec<WrittenCase>,
+/// One thing that is wrong with a suite.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrong {
+    /// On which line of it, if it is with one.
+    pub line: Option<u64>,
+    /// What is wrong.
+    pub what: String,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WrittenCase {
-    name: String,
-    #[serde(default)]
-    values: Map<String, Value>,
-    input: Value,
-    #[serde(default)]
-    assert: Vec<String>,
-    #[serde(default)]
-    refuse: Vec<Refuse>,
-    #[serde(default)]
-    relations: Vec<WrittenRelation>,
+impl Wrong {
+    fn with_all(what: impl Into<String>) -> Self {
+        Wrong { line: None, what: what.into() }
+    }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Refuse {
-    output: Value,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WrittenRelation {
-    shuffle: Option<String>,
-    replace: Option<Map<String, Value>>,
-    same: String,
-}
-
-fn five() -> u32 {
-    5
-}
-
-fn slash_model() -> String {
-    "/model".to_owned()
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "line {line}: {}", self.what),
+            None => f.write_str(&self.what),
+        }
+    }
 }
 
 impl Suite {
@@ -200,50 +199,53 @@ impl Suite {
     ///
     /// # Errors
     /// Everything that is wrong with it, for whoever wrote it.
-    pub fn load(bytes: &[u8], route: Option<&Validator>) -> Result<Self, Vec<String>> {
+    pub fn load(bytes: &[u8], route: Option<&Validator>) -> Result<Self, Vec<Wrong>> {
         if bytes.len() > SUITE_BYTES_MAX {
-            return Err(vec![format!("it has {} bytes; the limit is {SUITE_BYTES_MAX}", bytes.len())]);
+            return Err(vec![Wrong::with_all(format!("it has {} bytes; the limit is {SUITE_BYTES_MAX}", bytes.len()))]);
         }
-        let text = std::str::from_utf8(bytes).map_err(|_| vec!["it is no text in UTF-8".to_owned()])?;
-        let written: Written = serde_saphyr::from_str(text).map_err(|error| vec![one_line(&error.to_string())])?;
+        let text = std::str::from_utf8(bytes).map_err(|_| vec![Wrong::with_all("it is no text in UTF-8")])?;
+        let written = Written::read(text).map_err(|wrong| vec![wrong])?;
         let mut wrong = Vec::new();
         if written.cases.is_empty() {
-            wrong.push("it has no cases: nothing would be proved".to_owned());
+            wrong.push(Wrong::with_all("it has no cases: nothing would be proved"));
         }
         if written.cases.len() > CASES_MAX {
-            wrong.push(format!("it has {} cases; the limit is {CASES_MAX}", written.cases.len()));
+            wrong.push(Wrong::with_all(format!("it has {} cases; the limit is {CASES_MAX}", written.cases.len())));
         }
         if !(1..=RUNS_MAX).contains(&written.runs) {
-            wrong.push(format!("runs = {}: it must be 1 to {RUNS_MAX}", written.runs));
+            wrong.push(Wrong::with_all(format!("runs = {}: it must be 1 to {RUNS_MAX}", written.runs)));
         }
         let pointers = written.vary.iter().flatten().map(|one| ("vary", one)).chain([("model", &written.model)]);
         let pointers = pointers.chain(written.finish.iter().map(|finish| ("finish.pointer", &finish.pointer)));
         for (key, pointer) in pointers {
             if !pointer.is_empty() && !pointer.starts_with('/') {
-                wrong.push(format!("{key} = {pointer:?}: it is no JSON pointer (RFC 6901)"));
+                wrong.push(Wrong::with_all(format!("{key} = {pointer:?}: it is no JSON pointer (RFC 6901)")));
             }
         }
         if written.levels.as_ref().is_some_and(Vec::is_empty) {
-            wrong.push("levels is empty: nothing would be proved".to_owned());
+            wrong.push(Wrong::with_all("levels is empty: nothing would be proved"));
         }
         if written.finish.as_ref().is_some_and(|finish| finish.allowed.is_empty()) {
-            wrong.push("finish.allowed is empty: no answer could pass".to_owned());
+            wrong.push(Wrong::with_all("finish.allowed is empty: no answer could pass"));
         }
         let (mut names, mut assertions, mut cases) = (BTreeSet::new(), Vec::new(), Vec::new());
         for (place, case) in written.cases.into_iter().enumerate() {
-            let called =
-                if case.name.trim().is_empty() { format!("case {}", place + 1) } else { format!("case {:?}", case.name) };
+            let (line, case) = (line_of(&case), case.value);
+            let called = called(&case.name, place + 1);
             if case.name.trim().is_empty() || case.name.chars().count() > NAME_CHARS_MAX {
-                wrong.push(format!("{called}: its name must have 1 to {NAME_CHARS_MAX} characters"));
+                wrong.push(Wrong { line, what: format!("{called}: its name must have 1 to {NAME_CHARS_MAX} characters") });
             }
             if !names.insert(case.name.clone()) {
-                wrong.push(format!("{called}: another case has that name"));
+                wrong.push(Wrong { line, what: format!("{called}: another case has that name") });
             }
-            assertions.extend(case.assert.iter().cloned());
-            assertions.extend(case.relations.iter().map(|relation| relation.same.clone()));
-            match Case::of(case, route) {
+            assertions.extend(case.assert.iter().map(|assertion| assertion.value.clone()));
+            assertions.extend(case.relations.iter().map(|relation| relation.value.same.clone()));
+            match Case::of(case, line, route) {
                 Ok(case) => cases.push(case),
-                Err(faults) => wrong.extend(faults.into_iter().map(|fault| format!("{called}: {fault}"))),
+                Err(faults) => {
+                    wrong
+                        .extend(faults.into_iter().map(|Wrong { line, what }| Wrong { line, what: format!("{called}: {what}") }));
+                }
             }
         }
         let suite = Suite {
@@ -259,76 +261,132 @@ impl Suite {
             providers: written.providers,
             assertions,
         };
-        for case in &suite.cases {
+        for (place, case) in suite.cases.iter().enumerate() {
             for relation in std::iter::once(None).chain((0..case.relations.len()).map(Some)) {
                 if let Err(fault) = case.request(&suite, "", relation, 0) {
-                    wrong.push(format!("case {:?}: {fault}", case.name));
+                    wrong.push(Wrong { line: case.line, what: format!("{}: {fault}", called(&case.name, place + 1)) });
                 }
             }
         }
+        wrong.sort_by_key(|wrong| wrong.line);
         if wrong.is_empty() { Ok(suite) } else { Err(wrong) }
+    }
+
+    /// What is wrong with its providers, where only these exist: their parameters would go to nobody.
+    pub fn unknown_providers(&self, exists: impl Fn(&str) -> bool) -> Vec<Wrong> {
+        let unknown = self.providers.iter().filter(|(name, _)| !exists(name));
+        let told = |(name, of): (&String, &Spanned<ForProvider>)| Wrong {
+            line: line_of(of),
+            what: format!("providers.{}: there is no such provider", one_line(name)),
+        };
+        unknown.map(told).collect()
     }
 }
 
+fn called(name: &str, number: usize) -> String {
+    if name.trim().is_empty() { format!("case {number}") } else { format!("case {name:?}") }
+}
+
 impl Case {
-    fn of(written: WrittenCase, route: Option<&Validator>) -> Result<Self, Vec<String>> {
+    fn of(written: WrittenCase, line: Option<u64>, route: Option<&Validator>) -> Result<Self, Vec<Wrong>> {
         let WrittenCase { name, values, input, assert, refuse, relations } = written;
         let mut wrong = Vec::new();
         if assert.is_empty() {
-            wrong.push("it asserts nothing: it could only pass".to_owned());
+            wrong.push(Wrong { line, what: "it asserts nothing: it could only pass".to_owned() });
         }
         if !input.is_object() {
-            wrong.push("its input is no object".to_owned());
+            wrong.push(Wrong { line, what: "its input is no object".to_owned() });
         }
         if relations.len() > RELATIONS_MAX || refuse.len() > RELATIONS_MAX {
-            wrong.push(format!("it has more than {RELATIONS_MAX} relations or known-bad outputs, the limit"));
+            let what = format!("it has more than {RELATIONS_MAX} relations or known-bad outputs, the limit");
+            wrong.push(Wrong { line, what });
         }
-        let required = Required { schema: None, assertions: &assert };
-        let check = Check::compile(Of::Output, &required).map_err(|refused| {
-            wrong.extend(refused.into_iter().map(|one| format!("assert: {}", one.what)));
-        });
-        let mut compiled = Vec::new();
-        for WrittenRelation { shuffle, replace, same } in relations {
-            let change = match (shuffle, replace) {
-                (Some(name), None) => match values.get(&name) {
-                    Some(Value::Array(items)) if items.len() > 1 => Some(Change::Shuffle(name)),
-                    _ => {
-                        wrong.push(format!("shuffle = {name:?}: there is no list of two or more of that name in values"));
-                        None
-                    }
-                },
-                (None, Some(others)) if others.keys().all(|name| values.contains_key(name)) && !others.is_empty() => {
-                    Some(Change::Replace(others))
-                }
-                (None, Some(_)) => {
-                    wrong.push("replace: it names what is not in values".to_owned());
-                    None
-                }
-                (Some(_), Some(_)) | (None, None) => {
-                    wrong.push("a relation has either shuffle or replace".to_owned());
-                    None
-                }
-            };
-            match (Expression::compile(&same), change) {
-                (Ok(same), Some(change)) => compiled.push(Relation { change, same }),
-                (Ok(_), None) => {}
-                (Err(why), _) => wrong.push(format!("same: {why}")),
+        for (place, assertion) in assert.iter().enumerate() {
+            if let Err(why) = Expression::compile(&assertion.value) {
+                wrong.push(Wrong { line: line_of(assertion), what: format!("assertion {}: {why}", place + 1) });
             }
         }
-        let Ok(check) = check else { return Err(wrong) };
+        let mut compiled: Vec<Relation> = Vec::new();
+        for relation in &relations {
+            match Relation::of(&relation.value, &values, &compiled) {
+                Ok(relation) => compiled.push(relation),
+                Err(faults) => wrong.extend(faults.into_iter().map(|what| Wrong { line: line_of(relation), what })),
+            }
+        }
+        if !wrong.is_empty() {
+            return Err(wrong);
+        }
+        let texts: Vec<String> = assert.iter().map(|assertion| assertion.value.clone()).collect();
+        let check = Check::compile(Of::Output, &Required { schema: None, assertions: &texts });
+        let check = check.map_err(|refused| refused.into_iter().map(|one| Wrong { line, what: one.what }).collect::<Vec<_>>())?;
         let extract = route.map(|route| route.extract.clone()).unwrap_or_default();
-        let case =
-            Case { name, relations: compiled, values, input, validator: Validator { input: None, output: Some(check), extract } };
-        for (place, Refuse { output }) in refuse.iter().enumerate() {
-            let asked = case.input.to_string();
-            let body = answer_with(&case.validator.extract, output);
+        let validator = Validator { input: None, output: Some(check), extract };
+        let case = Case { name, line, relations: compiled, values, input, validator };
+        let asked = case.input.to_string();
+        for (place, refused) in refuse.iter().enumerate() {
+            let body = answer_with(&case.validator.extract, &refused.value.output).to_string().into_bytes();
             let answer = || Answer { content_encoding: None, body: &body };
             let passes = |validator: &Validator| validator.check_output(asked.as_bytes(), answer()).is_ok();
             if passes(&case.validator) && route.is_none_or(passes) {
-                wrong.push(format!("refuse {}: its assertions and the route accept it", place + 1));
+                let what = format!("refuse {}: its assertions and the route accept it", place + 1);
+                wrong.push(Wrong { line: line_of(refused), what });
+            }
+        }
+        let known: Vec<&Value> = refuse.iter().map(|refused| &refused.value.output).collect();
+        for (place, assertion) in assert.iter().enumerate() {
+            if !case.can_break(&assertion.value, &known) {
+                let what = format!(
+                    "assertion {}: {}: nothing that an answer could say breaks it; if something does, name it in refuse",
+                    place + 1,
+                    one_line(&assertion.value)
+                );
+                wrong.push(Wrong { line: line_of(assertion), what });
+            }
+        }
+        for (relation, written) in case.relations.iter().zip(&relations) {
+            let fault = never_there(&relation.same, route).or_else(|| {
+                let is_fixed = case.comes_to_one(&relation.same, &written.value.same, &known);
+                is_fixed.then(|| "it comes to the same whatever an answer says".to_owned())
+            });
+            if let Some(what) = fault {
+                let what = format!("{}: same: {}: {what}", relation.name, one_line(&written.value.same));
+                wrong.push(Wrong { line: line_of(written), what });
             }
         }
         if wrong.is_empty() { Ok(case) } else { Err(wrong) }
+    }
+
+    /// Whether some answer breaks an assertion.
+    fn can_break(&self, assertion: &str, known: &[&Value]) -> bool {
+        let required = Required { schema: None, assertions: &[assertion.to_owned()] };
+        let (Ok(check), Ok(expression)) = (Check::compile(Of::Output, &required), Expression::compile(assertion)) else {
+            return true;
+        };
+        let validator = Validator { input: None, output: Some(check), extract: self.validator.extract.clone() };
+        let asked = self.input.to_string();
+        let bodies = probes::bodies(assertion, &expression.names(), &validator.extract, known);
+        bodies.iter().any(|body| {
+            let judged = validator.check_output(asked.as_bytes(), Answer { content_encoding: None, body });
+            judged.is_err_and(|invalid| invalid.faults.iter().any(|fault| fault.rule.starts_with("assertion")))
+        })
+    }
+
+    /// Whether an expression comes to one value only, for all answers of which it can be judged.
+    fn comes_to_one(&self, expression: &Expression, text: &str, known: &[&Value]) -> bool {
+        let asked = self.input.to_string();
+        let mut first = None;
+        for body in probes::bodies(text, &expression.names(), &self.validator.extract, known) {
+            let Ok(value) = self.comes_to(expression, asked.as_bytes(), &body) else { continue };
+            if *first.get_or_insert_with(|| value.clone()) != value {
+                return false;
+            }
+        }
+        first.is_some()
+    }
+
+    /// The names of what is asked in each of its runs: `""` for the case itself, then its relations'. No two are the same.
+    pub fn variants(&self) -> impl Iterator<Item = &str> {
+        std::iter::once("").chain(self.relations.iter().map(|relation| relation.name.as_str()))
     }
 
     /// The body of its request to a provider, or of the request that a relation makes of it. `turn` chooses the order of a shuffle.
@@ -354,7 +412,7 @@ impl Case {
         let mut body = suite.parameters.clone();
         body.extend(own);
         if let Some(special) = suite.providers.get(provider) {
-            body.extend(special.parameters.clone());
+            body.extend(special.value.parameters.clone());
         }
         Ok(Value::Object(body).to_string().into_bytes())
     }
@@ -387,6 +445,27 @@ impl Case {
     }
 }
 
+/// What an expression looks up that the route's schema lets no output have.
+fn never_there(same: &Expression, route: Option<&Validator>) -> Option<String> {
+    let schema: Value = serde_json::from_str(route?.output.as_ref()?.schema_text()).ok()?;
+    same.names().iter().find_map(|name| {
+        let mut members = name.split('.');
+        members.next().filter(|variable| *variable == "output")?;
+        let mut at = &schema;
+        for member in members {
+            let known = at.get("properties")?.as_object()?;
+            // Elsewhere a schema may allow more, or say more of what is allowed here.
+            let is_all = at["additionalProperties"] == Value::Bool(false) && at.get("patternProperties").is_none();
+            match known.get(member) {
+                Some(schema) => at = schema,
+                None if is_all => return Some(format!("the route's schema allows no {member:?} there")),
+                None => return None,
+            }
+        }
+        None
+    })
+}
+
 /// The template strings of an input, filled.
 fn filled(engine: &Environment<'_>, value: &Value, values: &Map<String, Value>) -> Result<Value, String> {
     Ok(match value {
@@ -408,7 +487,7 @@ fn filled(engine: &Environment<'_>, value: &Value, values: &Map<String, Value>) 
 }
 
 /// An answer with this output where the route looks for it.
-fn answer_with(extract: &Extract, output: &Value) -> Vec<u8> {
+fn answer_with(extract: &Extract, output: &Value) -> Value {
     let mut value = match extract.parse {
         Parse::AsIs => output.clone(),
         Parse::Json => Value::String(output.to_string()),
@@ -424,7 +503,7 @@ fn answer_with(extract: &Extract, output: &Value) -> Vec<u8> {
             _ => Value::Object(Map::from_iter([(name, value)])),
         };
     }
-    value.to_string().into_bytes()
+    value
 }
 
 fn one_line(text: &str) -> String {
@@ -432,82 +511,4 @@ fn one_line(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn load(yaml: &str) -> Result<Suite, Vec<String>> {
-        Suite::load(yaml.as_bytes(), None)
-    }
-
-    const GOOD: &str = r#"
-runs: 2
-parameters: { temperature: 0 }
-providers: { tiny: { parameters: { temperature: 0.01 } } }
-cases:
-  - name: adds
-    values: { items: [3, 4, 5] }
-    input: { messages: [{ role: user, content: "add {{ items | join(', ') }}" }] }
-    assert: ["output.total == 12"]
-    refuse: [{ output: { total: 13 } }]
-    relations:
-      - { shuffle: items, same: output.total }
-      - { replace: { items: [6, 6] }, same: output.total }
-"#;
-
-    #[test]
-    fn requests_are_the_input_with_its_values_and_the_parameters() {
-        let suite = load(GOOD).unwrap();
-        let case = &suite.cases[0];
-        let body = |provider, relation, turn| String::from_utf8(case.request(&suite, provider, relation, turn).unwrap()).unwrap();
-        let asks = |text: &str, temperature: &str| {
-            format!(r#"{{"messages":[{{"content":"add {text}","role":"user"}}],"temperature":{temperature}}}"#)
-        };
-        assert_eq!(body("big", None, 0), asks("3, 4, 5", "0"));
-        assert_eq!(body("tiny", None, 0), asks("3, 4, 5", "0.01"));
-        assert_eq!(body("big", Some(0), 0), asks("4, 5, 3", "0"));
-        assert_eq!(body("big", Some(0), 1), asks("5, 3, 4", "0"));
-        assert_eq!(body("big", Some(1), 0), asks("6, 6", "0"));
-    }
-
-    #[test]
-    fn what_would_prove_nothing_is_no_suite() {
-        let wrong = |from: &str, to: &str| load(&GOOD.replace(from, to)).unwrap_err().join("; ");
-        assert!(load("cases: []").unwrap_err()[0].contains("no cases"));
-        assert!(wrong(r#"["output.total == 12"]"#, "[]").contains("asserts nothing"));
-        assert!(wrong("    assert: [\"output.total == 12\"]\n", "").contains("asserts nothing"));
-        assert!(wrong("total: 13", "total: 12").contains("refuse 1: its assertions and the route accept it"));
-        assert!(wrong("items |", "thing |").contains("undefined"));
-        assert!(wrong("shuffle: items", "shuffle: thing").contains("shuffle = \"thing\""));
-        assert!(wrong("runs: 2", "runs: 0").contains("runs = 0"));
-        assert!(wrong("runs: 2", "run: 2").contains("run"));
-        assert!(wrong("output.total == 12", "output.total = 12").contains("assert"));
-        assert!(wrong("runs: 2", "levels: []").contains("levels is empty"));
-        let twice = format!("{GOOD}{}", &GOOD[GOOD.find("  - name").unwrap()..]);
-        assert!(load(&twice).unwrap_err().join("; ").contains("another case has that name"));
-    }
-
-    #[test]
-    fn a_bomb_of_aliases_is_refused() {
-        let mut yaml = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
-        for n in 1..12 {
-            let last = n - 1;
-            yaml.push_str(&format!("a{n}: &a{n} [{}]\n", vec![format!("*a{last}"); 10].join(", ")));
-        }
-        assert!(load(&yaml).is_err());
-    }
-
-    #[test]
-    fn an_answer_is_judged_where_the_route_looks() {
-        let extract = Extract { pointer: "/choices/0/message/content".to_owned(), parse: Parse::Json };
-        let route = Validator { extract, ..Validator::default() };
-        let suite = Suite::load(GOOD.as_bytes(), Some(&route)).unwrap();
-        let case = &suite.cases[0];
-        let answer = |text: &str| serde_json::json!({ "choices": [{ "message": { "content": text } }] }).to_string();
-        assert_eq!(case.faults(b"{}", answer(r#"{"total":12}"#).as_bytes()), [""; 0]);
-        assert_eq!(case.faults(b"{}", answer(r#"{"total":13}"#).as_bytes()).len(), 1);
-        assert_eq!(case.shown(answer("no").as_bytes()), "no");
-        let same = |text: &str| case.comes_to(&case.relations[0].same, b"{}", answer(text).as_bytes());
-        assert_eq!(same(r#"{"total":12}"#), same(r#"{ "total": 12 }"#));
-        assert_ne!(same(r#"{"total":12}"#), same(r#"{"total":13}"#));
-    }
-}
+mod tests;

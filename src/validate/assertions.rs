@@ -72,6 +72,11 @@ impl Assertion {
         self.speaks_of.contains(name)
     }
 
+    /// What it looks up by itself, as `output.total`: variables with their members, in order.
+    fn names(&self) -> Vec<String> {
+        self.expression.undeclared_variables(true).into_iter().collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
     /// What is wrong, if the assertion does not hold.
     pub(super) fn fault(&self, number: usize, context: &Context) -> Option<Fault> {
         let what = match self.expression.eval(Value::from(context.0.clone())) {
@@ -86,7 +91,11 @@ impl Assertion {
 }
 
 /// An expression over an input and an output that comes to any value.
-pub struct Expression(Assertion);
+pub struct Expression {
+    assertion: Assertion,
+    /// Whether a name is there, for each that it looks up by itself; none where it says what is to be if one is not.
+    wanted: Vec<(String, Compiled<'static, 'static>)>,
+}
 
 impl Expression {
     /// Compiles it, as assertions are.
@@ -94,30 +103,61 @@ impl Expression {
     /// # Errors
     /// What is wrong with it.
     pub fn compile(text: &str) -> Result<Self, String> {
-        Assertion::compile(Of::Output, text).map(Expression)
+        let assertion = Assertion::compile(Of::Output, text)?;
+        let copes = called(text).iter().any(|(_, name)| matches!(name.as_str(), "default" | "d" | "defined" | "undefined"));
+        let names = if copes { Vec::new() } else { assertion.names() };
+        let wanted = names.into_iter().filter_map(|name| {
+            let is_there = ENGINE.compile_expression_owned(format!("{name} is defined")).ok()?;
+            Some((name, is_there))
+        });
+        Ok(Expression { wanted: wanted.collect(), assertion })
+    }
+
+    /// What it looks up by itself, as `output.total`.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.assertion.names()
     }
 
     pub(super) fn speaks_of(&self, name: &str) -> bool {
-        self.0.speaks_of(name)
+        self.assertion.speaks_of(name)
     }
 
+    /// What is not there comes to nothing, not to something that could be equal to nothing else.
     pub(super) fn comes_to(&self, context: &Context) -> Result<String, String> {
-        match self.0.expression.eval(Value::from(context.0.clone())) {
+        let context = Value::from(context.0.clone());
+        let is_there = |expression: &Compiled<'_, '_>| expression.eval(context.clone()).is_ok_and(|is_there| is_there.is_true());
+        if let Some((name, _)) = self.wanted.iter().find(|(_, expression)| !is_there(expression)) {
+            return Err(format!("cannot be judged: there is no {}", shorten(name)));
+        }
+        match self.assertion.expression.eval(context) {
+            Ok(value) if has_undefined(&value) => Err(format!("cannot be judged: {} comes to what is not there", self)),
             Ok(value) => serde_json::to_string(&value).map_err(|_| "it comes to what cannot be compared".to_owned()),
             Err(error) => Err(format!("cannot be judged: {}", error.kind())),
         }
     }
 }
 
+/// Whether something in it is not there.
+fn has_undefined(value: &Value) -> bool {
+    match value.kind() {
+        ValueKind::Undefined => true,
+        ValueKind::Seq | ValueKind::Iterable => value.try_iter().is_ok_and(|mut items| items.any(|item| has_undefined(&item))),
+        ValueKind::Map => value.try_iter().is_ok_and(|mut keys| {
+            keys.any(|key| has_undefined(&key) || value.get_item(&key).is_ok_and(|member| has_undefined(&member)))
+        }),
+        _ => false,
+    }
+}
+
 impl std::fmt::Debug for Expression {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Expression").field(&self.0.text).finish()
+        f.debug_tuple("Expression").field(&self.assertion.text).finish()
     }
 }
 
 impl std::fmt::Display for Expression {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0.text)
+        f.write_str(&self.assertion.text)
     }
 }
 

@@ -1060,6 +1060,18 @@ fn a_suite_and_its_limits_are_checked_when_they_are_read() {
     assert!(route("").problem().what.contains("no cases"));
     std::fs::write(&suite, "cases: [{ name: a, input: {} }]\n").unwrap();
     assert!(route("").problem().what.contains("asserts nothing"));
+    // With its line, and what nothing breaks.
+    std::fs::write(&suite, format!("runs: 2\n{}", good.replace("output.ok", "output == output"))).unwrap();
+    let problem = route("").problem();
+    let place = format!("{}:2: case \"a\": assertion 1: output == output: nothing", suite.display());
+    assert!(problem.what.starts_with(&place), "{problem}");
+    // Parameters for a provider that there is, and for one that there is not.
+    let special = |name: &str| format!("providers:\n  {name}: {{ parameters: {{ temperature: 0 }} }}\n{good}");
+    std::fs::write(&suite, special("a")).unwrap();
+    route("").load().unwrap();
+    std::fs::write(&suite, special("b")).unwrap();
+    let place = format!("{}:2: providers.b: there is no such provider", suite.display());
+    assert_eq!(route("").problem().what, place);
     std::fs::remove_file(&suite).unwrap();
     assert!(route("").problem().what.contains("cannot be read"));
 }
