@@ -10,7 +10,7 @@ use onejob::config::{Config, Effects};
 use onejob::fingerprint::{hex, sha256};
 use onejob::provider::{Outcome, Provider as _};
 use onejob::qualify::prompt::{Prompt, why};
-use onejob::qualify::runner::{Examined, Report, Run, Settings, Verdict};
+use onejob::qualify::runner::{Examined, Report, Run, Settings, Spent, Verdict};
 use onejob::qualify::suite::{Case, Level};
 use onejob::qualify::{Bindings, Certificate};
 use onejob::store::EVIDENCE_BYTES_MAX;
@@ -83,6 +83,8 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let prompt = of_provider.prompt.as_ref().map(Prompt::of).transpose();
     let prompt = prompt.map_err(|what| Failure::new(Exit::Usage, format!("provider.{name}.prompt: {what}")))?;
     let store = if arguments.dry_run { None } else { Some(store(&config).await?) };
+    let resume = arguments.resume.as_deref().map(|file| Resume::open(file, &wanted.hash(route, name))).transpose()?;
+    let done = resume.as_ref().map(|resume| resume.done.clone()).unwrap_or_default();
     let examined = Examined {
         route: config.validator(route).map(AsRef::as_ref),
         name,
@@ -95,9 +97,8 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
             time_max: arguments.time_max,
             cost_max: arguments.cost_max,
         },
+        spent: Spent::after(done.iter().map(|run| run.cost).sum()),
     };
-    let resume = arguments.resume.as_deref().map(|file| Resume::open(file, &wanted.hash(route, name))).transpose()?;
-    let done = resume.as_ref().map(|resume| resume.done.clone()).unwrap_or_default();
     let requests: usize = suite.cases.iter().map(|case| 1 + case.relations.len()).sum();
     let bar = progress(context.format, requests * suite.runs as usize);
     bar.set_position(done.len() as u64);
@@ -224,19 +225,20 @@ async fn through_gateway(
                 if request.target.is_empty() { config.provider[&contract.provider].path.clone() } else { request.target.clone() };
             let request = onejob::provider::Request { target, ..request };
             let rendered = through.provider.render(&request).or_exit(Exit::Internal)?;
-            let mut run = match through.provider.submit(examined.call(rendered)).await {
+            let mut run = examined.judged(case, 1, variant, (&body, b""));
+            if let Some(over) = examined.over() {
+                (run.verdict, run.cut, run.findings) = (Verdict::Inconclusive, true, vec![over.to_owned()]);
+                runs.push(run);
+                continue;
+            }
+            match through.provider.submit(examined.call(rendered)).await {
                 Outcome::Succeeded { response, .. } => {
                     let answer = if stream { gathered(&response.body) } else { response.body.to_vec() };
-                    examined.judged(case, 1, variant, (&body, &answer))
+                    run = examined.judged(case, 1, variant, (&body, &answer));
+                    run.cost = examined.spend(&response);
                 }
-                other => {
-                    let mut run = examined.judged(case, 1, variant, (&body, b""));
-                    run.verdict = Verdict::Inconclusive;
-                    run.findings = vec![why(&other)];
-                    run
-                }
-            };
-            run.level = Level::Gateway;
+                other => (run.verdict, run.findings) = (Verdict::Inconclusive, vec![why(&other)]),
+            }
             runs.push(run);
         }
     }

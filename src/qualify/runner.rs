@@ -70,6 +70,8 @@ pub struct Run {
     pub level: Level,
     /// What came of it.
     pub verdict: Verdict,
+    /// Whether it was not begun, because the time was over or the cost reached.
+    pub cut: bool,
     /// What is wrong, or why nothing can be said.
     pub findings: Vec<String>,
     /// What was got instead, shortened; `""` where it passed.
@@ -86,6 +88,27 @@ pub struct Run {
     pub sent: String,
 }
 
+impl Run {
+    /// One of which nothing is known yet.
+    pub(super) fn blank(case: &str, variant: &str, number: u32, level: Level) -> Self {
+        Run {
+            case: case.to_owned(),
+            variant: variant.to_owned(),
+            number,
+            level,
+            verdict: Verdict::Inconclusive,
+            cut: false,
+            findings: Vec::new(),
+            got: String::new(),
+            model: String::new(),
+            build: String::new(),
+            cost: 0,
+            took_ms: 0,
+            sent: String::new(),
+        }
+    }
+}
+
 /// A provider under examination.
 pub struct Examined<'a> {
     /// What is required of every answer of the route.
@@ -100,6 +123,22 @@ pub struct Examined<'a> {
     pub suite: &'a Suite,
     /// How it is run.
     pub settings: Settings,
+    /// What it has taken until now.
+    pub spent: Spent,
+}
+
+/// What an examination has taken until now: time from its beginning, and cost.
+#[derive(Debug)]
+pub struct Spent {
+    began: Instant,
+    cost: AtomicU64,
+}
+
+impl Spent {
+    /// From now on, after so much cost.
+    pub fn after(cost: u64) -> Self {
+        Spent { began: Instant::now(), cost: AtomicU64::new(cost) }
+    }
 }
 
 /// An answer, as far as it is judged.
@@ -111,11 +150,11 @@ pub struct Judged {
 impl Examined<'_> {
     /// Runs what is not done yet, and tells each run as it ends.
     ///
+    /// Once the time is over, or the cost reached, what is left is not begun, and told as such: such runs prove nothing.
+    ///
     /// # Cancel safety
     /// Cancel safe: what was told is done, the rest is not.
     pub async fn run(&self, done: &[Run], tell: impl Fn(&Run)) -> Vec<Run> {
-        let began = Instant::now();
-        let spent = AtomicU64::new(done.iter().map(|run| run.cost).sum());
         let ids = Mutex::new(HashSet::new());
         let is_done = |case: &Case, variant: &str, number: u32| {
             done.iter().any(|run| run.case == case.name && run.variant == variant && run.number == number)
@@ -125,49 +164,37 @@ impl Examined<'_> {
             let variants = case.relations.iter().map(crate::qualify::suite::Relation::what).chain([String::new()]);
             !variants.into_iter().all(|variant| is_done(case, &variant, *number))
         });
-        let (tell, spent, ids) = (&tell, &spent, &ids);
-        let runs = futures_util::stream::iter(left.map(|(case, number)| async move {
-            let over = self.settings.time_max.is_some_and(|max| began.elapsed() >= max);
-            let dear = self.settings.cost_max.is_some_and(|max| spent.load(Ordering::Relaxed) >= max);
-            let runs = match (over, dear) {
-                (true, _) => vec![self.blank(case, number, "not run: the time was over")],
-                (_, true) => vec![self.blank(case, number, "not run: it would have cost more than it may")],
-                (false, false) => self.one(case, number, ids).await,
-            };
-            for run in &runs {
-                spent.fetch_add(run.cost, Ordering::Relaxed);
-                tell(run);
-            }
-            runs
-        }))
-        .buffer_unordered(self.settings.concurrency.max(1))
-        .collect::<Vec<_>>()
-        .await;
+        let (tell, ids) = (&tell, &ids);
+        let runs = futures_util::stream::iter(left.map(|(case, number)| self.one(case, number, ids, tell)))
+            .buffer_unordered(self.settings.concurrency.max(1))
+            .collect::<Vec<_>>()
+            .await;
         let mut all: Vec<Run> = done.to_vec();
         all.extend(runs.into_iter().flatten());
         all
     }
 
-    fn blank(&self, case: &Case, number: u32, why: &str) -> Run {
-        Run {
-            case: case.name.clone(),
-            variant: String::new(),
-            number,
-            level: Level::Structure,
-            verdict: Verdict::Inconclusive,
-            findings: vec![why.to_owned()],
-            got: String::new(),
-            model: String::new(),
-            build: String::new(),
-            cost: 0,
-            took_ms: 0,
-            sent: String::new(),
+    /// Why no further request begins, if none does.
+    pub fn over(&self) -> Option<&'static str> {
+        let Settings { time_max, cost_max, .. } = self.settings;
+        if time_max.is_some_and(|max| self.spent.began.elapsed() >= max) {
+            return Some("not run: the time was over");
         }
+        let dear = cost_max.is_some_and(|max| self.spent.cost.load(Ordering::Relaxed) >= max);
+        dear.then_some("not run: it would have cost more than it may")
+    }
+
+    /// Counts what an answer cost; returns it.
+    pub fn spend(&self, response: &Response) -> u64 {
+        let cost = self.provider.cost(response).unwrap_or(0);
+        self.spent.cost.fetch_add(cost, Ordering::Relaxed);
+        cost
     }
 
     /// A case once, and the same question in other words.
-    async fn one(&self, case: &Case, number: u32, ids: &Mutex<HashSet<String>>) -> Vec<Run> {
+    async fn one(&self, case: &Case, number: u32, ids: &Mutex<HashSet<String>>, tell: &impl Fn(&Run)) -> Vec<Run> {
         let (first, answer) = self.ask(case, number, None, ids).await;
+        tell(&first);
         let mut runs = vec![first];
         for (place, relation) in case.relations.iter().enumerate() {
             let (mut run, other) = self.ask(case, number, Some(place), ids).await;
@@ -193,6 +220,7 @@ impl Examined<'_> {
                     }
                 }
             }
+            tell(&run);
             runs.push(run);
         }
         runs
@@ -206,9 +234,13 @@ impl Examined<'_> {
         relation: Option<usize>,
         ids: &Mutex<HashSet<String>>,
     ) -> (Run, Option<(Vec<u8>, Arc<[u8]>)>) {
-        let mut run = self.blank(case, number, "");
-        run.findings.clear();
-        run.variant = relation.map(|place| case.relations[place].what()).unwrap_or_default();
+        let variant = relation.map(|place| case.relations[place].what()).unwrap_or_default();
+        let mut run = Run::blank(&case.name, &variant, number, Level::Structure);
+        if let Some(over) = self.over() {
+            run.cut = true;
+            run.findings.push(over.to_owned());
+            return (run, None);
+        }
         let began = Instant::now();
         let body = match case.request(self.suite, self.name, relation, number - 1) {
             Ok(body) => body,
@@ -254,7 +286,7 @@ impl Examined<'_> {
                 return (run, None);
             }
         };
-        run.cost = self.provider.cost(&response).unwrap_or(0);
+        run.cost = self.spend(&response);
         run.model = model.unwrap_or_default();
         run.build = text_at(&response.body, "/system_fingerprint");
         if let Some(what) = cached(&response, ids) {
@@ -305,9 +337,7 @@ impl Examined<'_> {
     /// Judges an answer that came another way.
     pub fn judged(&self, case: &Case, number: u32, variant: &str, (input, body): (&[u8], &[u8])) -> Run {
         let Judged { findings, .. } = self.judge(case, input, body);
-        let mut run = self.blank(case, number, "");
-        variant.clone_into(&mut run.variant);
-        run.level = Level::Gateway;
+        let mut run = Run::blank(&case.name, variant, number, Level::Gateway);
         run.verdict = if findings.is_empty() { Verdict::Passed } else { Verdict::Failed };
         run.got = if findings.is_empty() { String::new() } else { shortened(&case.shown(body)) };
         run.findings = findings;

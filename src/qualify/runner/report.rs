@@ -79,8 +79,9 @@ impl Apart {
 impl Report {
     /// Sums up runs.
     ///
-    /// A proof takes that every case, and each of its variants, was decided in at least half of its runs, that no more failed than
-    /// may, and that one model answered.
+    /// A proof takes that every run was begun, that every case, and each of its variants, was decided in at least half of its runs,
+    /// that no more failed than may, and that one model answered. What was cut short proves nothing, however much of it was decided:
+    /// when it stopped may hang on what it had seen.
     pub fn of(route: &str, provider: &str, suite: &Suite, all: Vec<Run>) -> Self {
         let samples: Vec<&Run> = all.iter().filter(|run| run.level < Level::Gateway).collect();
         let count = |verdict| u32::try_from(samples.iter().filter(|run| run.verdict == verdict).count()).unwrap_or(u32::MAX);
@@ -113,15 +114,19 @@ impl Report {
             names
         };
         let (models, builds) = (several(|run| &run.model), several(|run| &run.build));
+        let cut = all.iter().filter(|run| run.cut).count();
         let mut lines = Vec::new();
-        let verdict = if runs == 0 || (!undecided.is_empty() && failures <= suite.failures_max) {
-            lines.push("inconclusive: the suite could not be decided".to_owned());
-            lines.extend(undecided);
-            Verdict::Inconclusive
-        } else if failures > suite.failures_max {
+        let verdict = if failures > suite.failures_max {
             lines.push(format!("refused: {failures} of {runs} runs failed; {} may", suite.failures_max));
             lines.extend(undecided);
             Verdict::Failed
+        } else if cut > 0 {
+            lines.push(format!("inconclusive: it was cut short: {cut} requests were not made"));
+            Verdict::Inconclusive
+        } else if runs == 0 || !undecided.is_empty() {
+            lines.push("inconclusive: the suite could not be decided".to_owned());
+            lines.extend(undecided);
+            Verdict::Inconclusive
         } else if gateway.failed + capabilities.failed > 0 {
             // What is no case of the suite, a capability or the way through the gateway, must hold as it is.
             let what = [(gateway.failed, "the way through a gateway"), (capabilities.failed, "what the provider's entry claims")];
@@ -182,20 +187,7 @@ mod tests {
     }
 
     fn run(case: &str, number: u32, verdict: Verdict) -> Run {
-        Run {
-            case: case.to_owned(),
-            variant: String::new(),
-            number,
-            level: Level::Meaning,
-            verdict,
-            findings: Vec::new(),
-            got: String::new(),
-            model: "m".to_owned(),
-            build: String::new(),
-            cost: 1,
-            took_ms: 1,
-            sent: String::new(),
-        }
+        Run { verdict, model: "m".to_owned(), cost: 1, ..Run::blank(case, "", number, Level::Meaning) }
     }
 
     fn verdict(runs: &[(&str, Verdict)]) -> Verdict {

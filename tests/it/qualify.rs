@@ -1,0 +1,174 @@
+//! `onejob qualify`, the real program against a real provider: what is counted, what is asked, and what comes of it.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use onejob::provider::simulated::{Entry, Keys, Simulated, SimulatedOptions};
+use serde_json::{Value, json};
+use tokio::process::{Child, Command};
+
+use crate::cli::onejob;
+use crate::support::{Redis, simulated};
+
+/// Longer than anything here takes, also on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Two cases, each asked twice in each of three runs: 12 requests.
+const SUITE: &str = r#"
+runs: 3
+levels: [structure, meaning]
+parameters: { temperature: 0 }
+vary: [/messages, /stream]
+cases:
+  - name: one
+    values: { words: [a, b, c] }
+    input: &ask { messages: [{ role: user, content: "{{ words | join(' ') }}" }] }
+    assert: ["output.choices[0].finish_reason == 'stop'"]
+    relations: [{ shuffle: words, same: "output.choices[0].finish_reason" }]
+  - name: two
+    values: { words: [d, e] }
+    input: *ask
+    assert: ["output.choices[0].finish_reason == 'stop'"]
+    relations: [{ shuffle: words, same: "output.choices[0].finish_reason" }]
+"#;
+/// How many requests that suite makes.
+const REQUESTS: u64 = 12;
+
+/// A Redis, a provider, and a configuration in which it is a route's second one.
+struct Site {
+    redis: Redis,
+    second: Simulated,
+    dir: tempfile::TempDir,
+}
+
+/// How a call of the program ended.
+struct Ended {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ended {
+    #[track_caller]
+    fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        self
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {:?}\n{}", self.stdout, self.stderr))
+    }
+}
+
+impl Site {
+    async fn open() -> Self {
+        Self::open_with(simulated().await, SUITE, "").await
+    }
+
+    /// `more` goes into the provider's entry.
+    async fn open_with(second: Simulated, suite: &str, more: &str) -> Self {
+        let site = Site { redis: Redis::start().await, second, dir: tempfile::tempdir().unwrap() };
+        site.write(suite, more, &site.second.base_url());
+        site
+    }
+
+    fn write(&self, suite: &str, more: &str, base_url: &str) {
+        std::fs::write(self.path("suite.yaml"), suite).unwrap();
+        let toml = format!(
+            r#"
+            [server]
+            listen = "127.0.0.1:0"
+            [redis]
+            url = "{}"
+            data_dir = "{}"
+            [runtime]
+            lease = "2s"
+            lease_margin = "500ms"
+            [provider.first]
+            base_url = "http://127.0.0.1:9"
+            [provider.second]
+            base_url = "{base_url}"
+            path = "/chat/completions"
+            cost = "/usage/total_tokens"
+            idempotency = {{ header = "idempotency-key", ttl = "1h" }}
+            {more}
+            [route.city]
+            effects = "pure"
+            providers = ["first", "second"]
+            qualify = {{ suite = "{}" }}
+            "#,
+            self.redis.url(),
+            self.path("data").display(),
+            self.path("suite.yaml").display(),
+        );
+        std::fs::write(self.path("onejob.toml"), toml).unwrap();
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = onejob();
+        command.arg("--config").arg(self.path("onejob.toml")).arg("--json").args(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Ended {
+        ended(self.command(arguments).spawn().unwrap()).await
+    }
+
+    async fn qualify(&self, more: &[&str]) -> Ended {
+        self.run(&[&["qualify", "--route", "city", "--provider", "second"], more].concat()).await
+    }
+
+    /// What the provider was asked, in order.
+    fn asked(&self) -> Vec<Entry> {
+        self.second.ledger().entries
+    }
+}
+
+async fn ended(child: Child) -> Ended {
+    let output = tokio::time::timeout(DEADLINE, child.wait_with_output()).await.expect("it ends").unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+/// How often each run was decided, by its case, variant and number.
+fn decided(report: &Value) -> std::collections::BTreeMap<String, usize> {
+    let mut decided = std::collections::BTreeMap::new();
+    for run in report["all"].as_array().unwrap().iter().filter(|run| run["verdict"] != "inconclusive") {
+        *decided.entry(format!("{}, {}, {}", run["case"], run["variant"], run["number"])).or_default() += 1;
+    }
+    decided
+}
+
+/// Runs of each case through a gateway and what a provider can be asked are no samples of what its model answers.
+#[tokio::test]
+async fn the_failure_rate_is_of_the_runs_of_cases_alone() {
+    let keys = SimulatedOptions { keys: Keys::Honoured, ..SimulatedOptions::default() };
+    let suite = SUITE.replace("[structure, meaning]", "[meaning, gateway, capabilities]");
+    let site = Site::open_with(Simulated::start(keys).await.unwrap(), &suite, "").await;
+    let report = site.qualify(&[]).await.expect(0).json()["report"].clone();
+    assert_eq!((report["runs"].as_u64(), report["interval"][0].as_f64()), (Some(REQUESTS), Some(0.0)));
+    assert_eq!(report["gateway"], json!({ "held": 4, "failed": 0, "open": 0 }), "each case, and once more as a stream");
+    assert_eq!(report["capabilities"], json!({ "held": 2, "failed": 0, "open": 0 }));
+    assert!(report["says"][1].as_str().unwrap().contains("at most 3/12 = 25.0 %"), "{}", report["says"]);
+}
+
+/// More than half of every case was decided, and all of it well: it stopped all the same.
+#[tokio::test]
+async fn what_is_cut_short_is_no_proof_however_much_was_decided() {
+    let site = Site::open().await;
+    let cut = site.qualify(&["--cost-max", "18"]).await.expect(6).json();
+    assert_eq!((&cut["report"]["verdict"], &cut["certificate"]), (&json!("inconclusive"), &Value::Null));
+    assert_eq!(cut["report"]["says"][0], "inconclusive: it was cut short: 3 requests were not made");
+    assert_eq!((site.asked().len(), decided(&cut["report"]).len()), (9, 9), "each costs 2");
+    let late = site.qualify(&["--time-max", "1ms"]).await.expect(6).json();
+    assert_eq!((&late["report"]["verdict"], &late["certificate"]), (&json!("inconclusive"), &Value::Null));
+    assert!(late["report"]["all"].to_string().contains("not run: the time was over"));
+    let whole = site.qualify(&["--cost-max", "25", "--time-max", "1h"]).await.expect(0).json();
+    assert_eq!(whole["report"]["verdict"], "passed");
+}
