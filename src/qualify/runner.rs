@@ -21,7 +21,7 @@ use crate::fingerprint::{hex, sha256};
 use crate::job::{Identity, JobId};
 use crate::provider::{Call, Fence, Outcome, Provider, Request, Response, Telling};
 use crate::qualify::prompt::{Prompt, why};
-use crate::qualify::suite::{Case, Level, Suite};
+use crate::qualify::suite::{Case, Level, Relation, Suite};
 use crate::validate::{Answer, Validator};
 
 mod report;
@@ -30,6 +30,9 @@ pub use report::{Apart, Report};
 
 /// Longest excerpt of an answer in a report, in characters.
 const GOT_CHARS_MAX: usize = 400;
+
+/// The names of the answers that were given.
+type Ids = Mutex<HashSet<String>>;
 
 /// How a suite is run.
 #[derive(Clone, Debug)]
@@ -86,6 +89,10 @@ pub struct Run {
     pub took_ms: u64,
     /// SHA-256 of the request's body, as it was sent.
     pub sent: String,
+    /// The answer's own name, by which it is known if it comes again; `""` if it has none.
+    pub answer_id: String,
+    /// What each of the case's relations looks at came to, or why it cannot be judged; of a variant, its own relation alone.
+    pub compared: Vec<Result<String, String>>,
 }
 
 impl Run {
@@ -105,7 +112,13 @@ impl Run {
             cost: 0,
             took_ms: 0,
             sent: String::new(),
+            answer_id: String::new(),
+            compared: Vec::new(),
         }
+    }
+
+    fn is(&self, case: &str, variant: &str, number: u32) -> bool {
+        self.number == number && self.variant == variant && self.case == case
     }
 }
 
@@ -150,28 +163,21 @@ pub struct Judged {
 impl Examined<'_> {
     /// Runs what is not done yet, and tells each run as it ends.
     ///
-    /// Once the time is over, or the cost reached, what is left is not begun, and told as such: such runs prove nothing.
+    /// Each case, variant and number is in what is returned once, as it was decided first. Once the time is over, or the cost
+    /// reached, what is left is not begun, and told as such: such runs prove nothing.
     ///
     /// # Cancel safety
     /// Cancel safe: what was told is done, the rest is not.
     pub async fn run(&self, done: &[Run], tell: impl Fn(&Run)) -> Vec<Run> {
-        let ids = Mutex::new(HashSet::new());
-        let is_done = |case: &Case, variant: &str, number: u32| {
-            done.iter().any(|run| run.case == case.name && run.variant == variant && run.number == number)
-        };
+        // What answered before it was interrupted is known again as well.
+        let ids = Mutex::new(done.iter().map(|run| run.answer_id.clone()).filter(|id| !id.is_empty()).collect());
         let all = (1..=self.suite.runs).flat_map(|number| self.suite.cases.iter().map(move |case| (case, number)));
-        let left = all.filter(|(case, number)| {
-            let variants = case.relations.iter().map(crate::qualify::suite::Relation::what).chain([String::new()]);
-            !variants.into_iter().all(|variant| is_done(case, &variant, *number))
-        });
         let (tell, ids) = (&tell, &ids);
-        let runs = futures_util::stream::iter(left.map(|(case, number)| self.one(case, number, ids, tell)))
+        let runs = futures_util::stream::iter(all.map(|(case, number)| self.one(case, number, done, ids, tell)))
             .buffer_unordered(self.settings.concurrency.max(1))
             .collect::<Vec<_>>()
             .await;
-        let mut all: Vec<Run> = done.to_vec();
-        all.extend(runs.into_iter().flatten());
-        all
+        runs.into_iter().flatten().collect()
     }
 
     /// Why no further request begins, if none does.
@@ -191,34 +197,19 @@ impl Examined<'_> {
         cost
     }
 
-    /// A case once, and the same question in other words.
-    async fn one(&self, case: &Case, number: u32, ids: &Mutex<HashSet<String>>, tell: &impl Fn(&Run)) -> Vec<Run> {
-        let (first, answer) = self.ask(case, number, None, ids).await;
-        tell(&first);
-        let mut runs = vec![first];
-        for (place, relation) in case.relations.iter().enumerate() {
-            let (mut run, other) = self.ask(case, number, Some(place), ids).await;
-            if run.verdict == Verdict::Passed {
-                let compared = match (&answer, &other) {
-                    (Some(answer), Some(other)) => {
-                        let comes_to = |(input, body): &(Vec<u8>, Arc<[u8]>)| case.comes_to(&relation.same, input, body);
-                        comes_to(answer).and_then(|answer| Ok((answer, comes_to(other)?)))
-                    }
-                    _ => Err("there is no answer to compare it with".to_owned()),
-                };
-                match compared {
-                    Ok((expected, got)) if expected == got => {}
-                    Ok((expected, got)) => {
-                        run.verdict = Verdict::Failed;
-                        run.level = Level::Meaning;
-                        run.findings.push(format!("{} was {expected}, and is another after {}", relation.same, relation.what()));
-                        run.got = shortened(&got);
-                    }
-                    Err(what) => {
-                        run.verdict = Verdict::Inconclusive;
-                        run.findings.push(what);
-                    }
-                }
+    /// A case once, and the same question in other words; each that is not done yet.
+    async fn one(&self, case: &Case, number: u32, done: &[Run], ids: &Ids, tell: &impl Fn(&Run)) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::with_capacity(1 + case.relations.len());
+        for place in std::iter::once(None).chain((0..case.relations.len()).map(Some)) {
+            let variant = variant(case, place);
+            if let Some(run) = done.iter().find(|run| run.is(&case.name, &variant, number)) {
+                runs.push(run.clone());
+                continue;
+            }
+            let mut run = self.ask(case, number, place, ids).await;
+            if let (Some(place), Verdict::Passed) = (place, run.verdict) {
+                let expected = runs[0].compared.get(place).cloned();
+                compare(&mut run, &case.relations[place], expected);
             }
             tell(&run);
             runs.push(run);
@@ -226,27 +217,20 @@ impl Examined<'_> {
         runs
     }
 
-    /// One request. Returns also what was asked and answered, if it was.
-    async fn ask(
-        &self,
-        case: &Case,
-        number: u32,
-        relation: Option<usize>,
-        ids: &Mutex<HashSet<String>>,
-    ) -> (Run, Option<(Vec<u8>, Arc<[u8]>)>) {
-        let variant = relation.map(|place| case.relations[place].what()).unwrap_or_default();
-        let mut run = Run::blank(&case.name, &variant, number, Level::Structure);
+    /// One request.
+    async fn ask(&self, case: &Case, number: u32, relation: Option<usize>, ids: &Ids) -> Run {
+        let mut run = Run::blank(&case.name, &variant(case, relation), number, Level::Structure);
         if let Some(over) = self.over() {
             run.cut = true;
             run.findings.push(over.to_owned());
-            return (run, None);
+            return run;
         }
         let began = Instant::now();
         let body = match case.request(self.suite, self.name, relation, number - 1) {
             Ok(body) => body,
             Err(what) => {
                 run.findings.push(what);
-                return (run, None);
+                return run;
             }
         };
         let request = self.request(&body);
@@ -254,7 +238,7 @@ impl Examined<'_> {
             Ok(rendered) => rendered,
             Err(error) => {
                 run.findings.push(error.to_string());
-                return (run, None);
+                return run;
             }
         };
         run.sent = hex(&sha256(&rendered.body));
@@ -268,11 +252,11 @@ impl Examined<'_> {
                     run.verdict = Verdict::Failed;
                     run.findings = found.faults;
                     run.got = shortened(&found.text.unwrap_or_default());
-                    return (run, None);
+                    return run;
                 }
                 Err(what) => {
                     run.findings.push(what);
-                    return (run, None);
+                    return run;
                 }
             }
         }
@@ -283,15 +267,16 @@ impl Examined<'_> {
             Outcome::Succeeded { response, model, .. } => (response, model),
             other => {
                 run.findings.push(why(&other));
-                return (run, None);
+                return run;
             }
         };
         run.cost = self.spend(&response);
         run.model = model.unwrap_or_default();
         run.build = text_at(&response.body, "/system_fingerprint");
-        if let Some(what) = cached(&response, ids) {
+        run.answer_id = text_at(&response.body, "/id");
+        if let Some(what) = cached(&response, &run.answer_id, ids) {
             run.findings.push(what);
-            return (run, None);
+            return run;
         }
         let Judged { mut findings, mut level } = self.judge(case, &body, &response.body);
         let counted = serde_json::from_slice::<Value>(&response.body).ok();
@@ -308,7 +293,9 @@ impl Examined<'_> {
             run.got = shortened(&case.shown(&response.body));
         }
         run.findings = findings;
-        (run, Some((body, response.body)))
+        let relations = case.relations.iter().enumerate().filter(|(place, _)| relation.is_none_or(|only| only == *place));
+        run.compared = relations.map(|(_, relation)| case.comes_to(&relation.same, &body, &response.body).map(kept)).collect();
+        run
     }
 
     /// Judges an answer: its form, then its meaning.
@@ -375,8 +362,43 @@ pub(super) fn nobodys() -> JobId {
     JobId::new(1, Identity::of(&sha256(Uuid::new_v4().as_bytes())))
 }
 
+/// What a relation makes of a case, in words that no other of the case's relations has.
+pub(super) fn variant(case: &Case, relation: Option<usize>) -> String {
+    let Some(place) = relation else { return String::new() };
+    let what = case.relations[place].what();
+    match case.relations[..place].iter().filter(|earlier| earlier.what() == what).count() {
+        0 => what,
+        earlier => format!("{what} ({})", earlier + 1),
+    }
+}
+
+/// Judges whether the same question in other words came to the same.
+fn compare(run: &mut Run, relation: &Relation, expected: Option<Result<String, String>>) {
+    let expected = expected.unwrap_or_else(|| Err("there is no answer to compare it with".to_owned()));
+    let got = run.compared.first().cloned().unwrap_or_else(|| Err("there is no answer".to_owned()));
+    match expected.and_then(|expected| Ok((expected, got?))) {
+        Ok((expected, got)) if expected == got => {}
+        Ok((expected, got)) => {
+            run.verdict = Verdict::Failed;
+            run.level = Level::Meaning;
+            run.findings.push(format!("{} was {expected}, and is another after {}", relation.same, relation.what()));
+            run.got = shortened(&got);
+        }
+        Err(what) => {
+            run.verdict = Verdict::Inconclusive;
+            run.findings.push(what);
+        }
+    }
+}
+
+/// What something came to, as it is kept: what is long is told apart by its hash.
+fn kept(what: String) -> String {
+    let short = shortened(&what);
+    if short == what { what } else { format!("{short} (sha256 {})", hex(&sha256(what.as_bytes()))) }
+}
+
 /// Whether an answer is one that was given before.
-fn cached(response: &Response, ids: &Mutex<HashSet<String>>) -> Option<String> {
+fn cached(response: &Response, id: &str, ids: &Ids) -> Option<String> {
     for (name, value) in &response.headers {
         let hit = match name.as_str() {
             "x-cache" | "cf-cache-status" | "x-litellm-cache-key" => !value.to_ascii_lowercase().contains("miss"),
@@ -388,8 +410,7 @@ fn cached(response: &Response, ids: &Mutex<HashSet<String>>) -> Option<String> {
             return Some(format!("a cached answer is no evidence: {name}: {value}"));
         }
     }
-    let id = text_at(&response.body, "/id");
-    let known = !id.is_empty() && !ids.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone());
+    let known = !id.is_empty() && !ids.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
     known.then(|| format!("a cached answer is no evidence: the id {id:?} came before"))
 }
 
@@ -415,7 +436,8 @@ mod tests {
         let ids = Mutex::new(HashSet::new());
         let answer = |headers: &[(&str, &str)], body: &str| {
             let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-            cached(&Response { status: 200, headers, body: body.as_bytes().into() }, &ids).is_some()
+            let id = text_at(body.as_bytes(), "/id");
+            cached(&Response { status: 200, headers, body: body.as_bytes().into() }, &id, &ids).is_some()
         };
         assert!(!answer(&[("x-cache", "MISS"), ("age", "0")], r#"{"id":"1"}"#));
         assert!(answer(&[], r#"{"id":"1"}"#));

@@ -1,6 +1,7 @@
 //! `onejob qualify`, the real program against a real provider: what is counted, what is asked, and what comes of it.
 
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
 use crate::cli::onejob;
-use crate::support::{Redis, simulated};
+use crate::support::{Redis, simulated, until};
 
 /// Longer than anything here takes, also on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -137,8 +138,8 @@ async fn ended(child: Child) -> Ended {
 }
 
 /// How often each run was decided, by its case, variant and number.
-fn decided(report: &Value) -> std::collections::BTreeMap<String, usize> {
-    let mut decided = std::collections::BTreeMap::new();
+fn decided(report: &Value) -> BTreeMap<String, usize> {
+    let mut decided = BTreeMap::new();
     for run in report["all"].as_array().unwrap().iter().filter(|run| run["verdict"] != "inconclusive") {
         *decided.entry(format!("{}, {}, {}", run["case"], run["variant"], run["number"])).or_default() += 1;
     }
@@ -171,4 +172,86 @@ async fn what_is_cut_short_is_no_proof_however_much_was_decided() {
     assert!(late["report"]["all"].to_string().contains("not run: the time was over"));
     let whole = site.qualify(&["--cost-max", "25", "--time-max", "1h"]).await.expect(0).json();
     assert_eq!(whole["report"]["verdict"], "passed");
+}
+
+/// Killed again and again, between a case and its variant too: each is decided once, and asked once but for what was under way.
+#[tokio::test]
+async fn a_qualification_that_is_killed_goes_on_where_it_was_and_counts_nothing_twice() {
+    let site = Site::open().await;
+    let file = site.path("runs.jsonl");
+    let resume = ["--resume", file.to_str().unwrap()];
+    site.second.set_behaviour("delay=50ms").unwrap();
+    let mut lost = 0;
+    for _ in 0..3 {
+        let before = site.asked().len();
+        let mut killed = site.command(&[&["qualify", "--route", "city", "--provider", "second"], &resume[..]].concat());
+        let mut killed = killed.spawn().unwrap();
+        until("three more are asked", async || site.asked().len() >= before + 3).await;
+        killed.kill().await.unwrap();
+        lost = site.asked().len() - lines(&file);
+    }
+    assert!(lines(&file) >= 6 && lost <= 3, "{} kept, {lost} lost", lines(&file));
+    site.second.set_behaviour("succeed").unwrap();
+    let report = site.qualify(&resume).await.expect(0).json()["report"].clone();
+    let decided = decided(&report);
+    assert_eq!((decided.len() as u64, decided.values().max()), (REQUESTS, Some(&1)), "{decided:?}");
+    assert_eq!(report["runs"].as_u64(), Some(REQUESTS));
+    let asked = site.asked();
+    assert_eq!(asked.len() as u64, REQUESTS + lost as u64, "nothing that was kept is asked again");
+    let keys: BTreeSet<&str> = asked.iter().map(|entry| entry.idempotency_key.as_str()).collect();
+    assert!(keys.len() == asked.len() && !keys.contains(""), "each under a key of its own: {keys:?}");
+    // Once more: it is all there.
+    let again = site.qualify(&resume).await.expect(0).json()["report"].clone();
+    assert_eq!((again["runs"].clone(), site.asked().len()), (report["runs"].clone(), asked.len()));
+}
+
+/// How many runs a file has, without its first line.
+fn lines(file: &Path) -> usize {
+    std::fs::read(file).unwrap_or_default().iter().filter(|byte| **byte == b'\n').count().saturating_sub(1)
+}
+
+#[tokio::test]
+async fn a_file_of_runs_is_read_up_to_where_it_was_cut() {
+    let site = Site::open_with(simulated().await, &SUITE.replace("name: two", "name: zwölf"), "").await;
+    let file = site.path("runs.jsonl");
+    let resume = ["--resume", file.to_str().unwrap()];
+    site.qualify(&resume).await.expect(0);
+    let whole = std::fs::read(&file).unwrap();
+    let (last, head) = (whole[..whole.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap() + 1, 10);
+    let in_a_letter = last + whole[last..].iter().position(|byte| !byte.is_ascii()).unwrap() + 1;
+    assert!(std::str::from_utf8(&whole[..in_a_letter]).is_err());
+    for (cut, again) in [(in_a_letter, 1), (whole.len() - 1, 1), (last, 1), (head, REQUESTS), (0, REQUESTS), (whole.len(), 0)] {
+        std::fs::write(&file, &whole[..cut]).unwrap();
+        site.second.clear_ledger();
+        let report = site.qualify(&resume).await.expect(0).json()["report"].clone();
+        assert_eq!((site.second.ledger().received, report["runs"].as_u64()), (again, Some(REQUESTS)), "cut at {cut}");
+        assert_eq!(lines(&file) as u64, REQUESTS, "cut at {cut}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_of_another_contract_or_in_another_hand_is_refused_and_left_as_it_is() {
+    let site = Site::open().await;
+    let file = site.path("runs.jsonl");
+    let resume = ["--resume", file.to_str().unwrap()];
+    site.qualify(&resume).await.expect(0);
+    let before = std::fs::read(&file).unwrap();
+    site.write(&SUITE.replace("runs: 3", "runs: 2"), "", &site.second.base_url());
+    let refused = site.qualify(&resume).await.expect(2);
+    assert!(refused.stderr.contains("another contract"), "{}", refused.stderr);
+    assert_eq!(std::fs::read(&file).unwrap(), before);
+    std::fs::write(&file, "my notes").unwrap();
+    assert!(site.qualify(&resume).await.expect(2).stderr.contains("another contract"));
+    assert_eq!(std::fs::read(&file).unwrap(), b"my notes");
+    // Two at once.
+    std::fs::remove_file(&file).unwrap();
+    site.second.clear_ledger();
+    site.second.set_behaviour("hang").unwrap();
+    let command = [&["qualify", "--route", "city", "--provider", "second"], &resume[..]].concat();
+    let first = site.command(&command).spawn().unwrap();
+    until("the first has asked", async || site.second.ledger().received == 1).await;
+    let refused = site.qualify(&resume).await.expect(2);
+    assert!(refused.stderr.contains("another qualification writes to it"), "{}", refused.stderr);
+    assert_eq!(site.second.ledger().received, 1, "the second asks nothing");
+    drop(first);
 }

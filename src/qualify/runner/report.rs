@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Run, Verdict};
+use super::{Run, Verdict, variant};
 use crate::qualify::statistics::{says, wilson};
-use crate::qualify::suite::{Level, Relation, Suite};
+use crate::qualify::suite::{Level, Suite};
 
 /// What a suite's runs come to.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -90,8 +90,8 @@ impl Report {
         let (gateway, capabilities) = (Apart::of(&all, Level::Gateway), Apart::of(&all, Level::Capabilities));
         let mut decided: BTreeMap<(String, String), u32> = BTreeMap::new();
         for case in &suite.cases {
-            let variants = case.relations.iter().map(Relation::what).chain([String::new()]);
-            decided.extend(variants.map(|variant| ((case.name.clone(), variant), 0)));
+            let places = (0..case.relations.len()).map(Some).chain([None]);
+            decided.extend(places.map(|place| ((case.name.clone(), variant(case, place)), 0)));
         }
         for run in samples.iter().filter(|run| run.verdict != Verdict::Inconclusive) {
             if let Some(count) = decided.get_mut(&(run.case.clone(), run.variant.clone())) {
