@@ -33,6 +33,7 @@ mod openapi;
 mod qualify;
 mod reopen;
 mod resolve;
+mod resume;
 mod script;
 mod serve;
 mod show;

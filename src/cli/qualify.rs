@@ -1,8 +1,6 @@
 //! `onejob qualify`: runs a route's suite against a provider, reports, and issues a certificate where it passes.
 
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -10,7 +8,7 @@ use onejob::config::{Config, Effects};
 use onejob::fingerprint::{hex, sha256};
 use onejob::provider::{Outcome, Provider as _};
 use onejob::qualify::prompt::{Prompt, why};
-use onejob::qualify::runner::{Examined, Report, Run, Settings, Verdict};
+use onejob::qualify::runner::{Examined, Report, Run, Settings, Spent, Verdict};
 use onejob::qualify::suite::{Case, Level};
 use onejob::qualify::{Bindings, Certificate};
 use onejob::store::EVIDENCE_BYTES_MAX;
@@ -18,7 +16,8 @@ use serde_json::{Value, json};
 
 use super::certificates::{at, bound, store, table};
 use super::gateway::Through;
-use super::{Context, Exit, Failure, Format, OrExit as _, assemble, say};
+use super::resume::Resume;
+use super::{Context, Exit, Failure, Format, OrExit as _, assemble};
 
 const CODES: &str = "\
 Exit codes: 0 a certificate was issued, 1 the provider was refused, 6 inconclusive (the provider did not answer well enough to \
@@ -83,6 +82,8 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let prompt = of_provider.prompt.as_ref().map(Prompt::of).transpose();
     let prompt = prompt.map_err(|what| Failure::new(Exit::Usage, format!("provider.{name}.prompt: {what}")))?;
     let store = if arguments.dry_run { None } else { Some(store(&config).await?) };
+    let resume = arguments.resume.as_deref().map(|file| Resume::open(file, &wanted.hash(route, name))).transpose()?;
+    let done = resume.as_ref().map(|resume| resume.done.clone()).unwrap_or_default();
     let examined = Examined {
         route: config.validator(route).map(AsRef::as_ref),
         name,
@@ -95,9 +96,8 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
             time_max: arguments.time_max,
             cost_max: arguments.cost_max,
         },
+        spent: Spent::after(resume.as_ref().map_or(0, |resume| resume.cost)),
     };
-    let resume = arguments.resume.as_deref().map(|file| Resume::open(file, &wanted.hash(route, name))).transpose()?;
-    let done = resume.as_ref().map(|resume| resume.done.clone()).unwrap_or_default();
     let requests: usize = suite.cases.iter().map(|case| 1 + case.relations.len()).sum();
     let bar = progress(context.format, requests * suite.runs as usize);
     bar.set_position(done.len() as u64);
@@ -195,19 +195,20 @@ async fn through_gateway(
                 if request.target.is_empty() { config.provider[&contract.provider].path.clone() } else { request.target.clone() };
             let request = onejob::provider::Request { target, ..request };
             let rendered = through.provider.render(&request).or_exit(Exit::Internal)?;
-            let mut run = match through.provider.submit(examined.call(rendered)).await {
+            let mut run = examined.judged(case, 1, variant, (&body, b""));
+            if let Some(over) = examined.over() {
+                (run.verdict, run.cut, run.findings) = (Verdict::Inconclusive, true, vec![over.to_owned()]);
+                runs.push(run);
+                continue;
+            }
+            match through.provider.submit(examined.call(rendered)).await {
                 Outcome::Succeeded { response, .. } => {
                     let answer = if stream { gathered(&response.body) } else { response.body.to_vec() };
-                    examined.judged(case, 1, variant, (&body, &answer))
+                    run = examined.judged(case, 1, variant, (&body, &answer));
+                    run.cost = examined.spend(&response);
                 }
-                other => {
-                    let mut run = examined.judged(case, 1, variant, (&body, b""));
-                    run.verdict = Verdict::Inconclusive;
-                    run.findings = vec![why(&other)];
-                    run
-                }
-            };
-            run.level = Level::Gateway;
+                other => (run.verdict, run.findings) = (Verdict::Inconclusive, vec![why(&other)]),
+            }
             runs.push(run);
         }
     }
@@ -284,47 +285,4 @@ fn told(report: &Report, certificate: Option<&Certificate>, cases: &[Case]) -> S
         None => out.push_str("\nno certificate\n"),
     }
     out
-}
-
-/// Finished runs in a file, a line each, after one that says what they are of.
-struct Resume {
-    file: Mutex<std::fs::File>,
-    done: Vec<Run>,
-}
-
-impl Resume {
-    fn open(path: &Path, bindings: &str) -> Result<Self, Failure> {
-        let refused = |what: String| Failure::new(Exit::Usage, format!("{}: {what}", path.display()));
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(refused(error.to_string())),
-        };
-        let mut lines = text.lines();
-        let head = json!({ "bindings": bindings }).to_string();
-        if lines.next().is_some_and(|first| first != head) {
-            return Err(refused(
-                "it has the runs of another contract: something has changed since; take another file".to_owned(),
-            ));
-        }
-        // A last line that was cut is run again; so is what was inconclusive.
-        let runs = lines.filter_map(|line| serde_json::from_str::<Run>(line).ok());
-        let done: Vec<Run> = runs.filter(|run| run.verdict != Verdict::Inconclusive).collect();
-        let mut file = std::fs::File::create(path).map_err(|error| refused(error.to_string()))?;
-        let mut whole = format!("{head}\n");
-        for run in &done {
-            whole.push_str(&serde_json::to_string(run).or_exit(Exit::Internal)?);
-            whole.push('\n');
-        }
-        file.write_all(whole.as_bytes()).and_then(|()| file.sync_data()).map_err(|error| refused(error.to_string()))?;
-        Ok(Resume { file: Mutex::new(file), done })
-    }
-
-    fn keep(&self, run: &Run) {
-        let Ok(line) = serde_json::to_string(run) else { return };
-        let mut file = self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Err(error) = writeln!(file, "{line}").and_then(|()| file.sync_data()) {
-            say(format_args!("onejob: a finished run is not written down: {error}"));
-        }
-    }
 }

@@ -77,24 +77,14 @@ impl Examined<'_> {
                 }
             }
         }
-        tried.into_iter().map(|tried| self.told(tried)).collect()
+        tried.into_iter().map(Self::told).collect()
     }
 
-    fn told(&self, Tried { what, verdict, finding }: Tried) -> Run {
-        Run {
-            case: what.to_owned(),
-            variant: "capability".to_owned(),
-            number: 1,
-            level: Level::Capabilities,
-            verdict,
-            findings: if finding.is_empty() { Vec::new() } else { vec![finding] },
-            got: String::new(),
-            model: String::new(),
-            build: String::new(),
-            cost: 0,
-            took_ms: 0,
-            sent: String::new(),
-        }
+    fn told(Tried { what, verdict, finding }: Tried) -> Run {
+        let mut run = Run::blank(what, "capability", 1, Level::Capabilities);
+        run.verdict = verdict;
+        run.findings.extend(Some(finding).filter(|finding| !finding.is_empty()));
+        run
     }
 
     async fn first(&self) -> Result<(Call, String, Response, String), String> {

@@ -7,7 +7,7 @@
 //!
 //! Deliberately not here: where finished runs are written, the way through a gateway (L3), and who issues certificates (`cli/`).
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,12 +21,18 @@ use crate::fingerprint::{hex, sha256};
 use crate::job::{Identity, JobId};
 use crate::provider::{Call, Fence, Outcome, Provider, Request, Response, Telling};
 use crate::qualify::prompt::{Prompt, why};
-use crate::qualify::statistics::{says, wilson};
-use crate::qualify::suite::{Case, Level, Suite};
+use crate::qualify::suite::{Case, Level, Relation, Suite};
 use crate::validate::{Answer, Validator};
+
+mod report;
+
+pub use report::{Apart, Report};
 
 /// Longest excerpt of an answer in a report, in characters.
 const GOT_CHARS_MAX: usize = 400;
+
+/// The names of the answers that were given.
+type Ids = Mutex<HashSet<String>>;
 
 /// How a suite is run.
 #[derive(Clone, Debug)]
@@ -67,6 +73,8 @@ pub struct Run {
     pub level: Level,
     /// What came of it.
     pub verdict: Verdict,
+    /// Whether it was not begun, because the time was over or the cost reached.
+    pub cut: bool,
     /// What is wrong, or why nothing can be said.
     pub findings: Vec<String>,
     /// What was got instead, shortened; `""` where it passed.
@@ -81,6 +89,37 @@ pub struct Run {
     pub took_ms: u64,
     /// SHA-256 of the request's body, as it was sent.
     pub sent: String,
+    /// The answer's own name, by which it is known if it comes again; `""` if it has none.
+    pub answer_id: String,
+    /// What each of the case's relations looks at came to, or why it cannot be judged; of a variant, its own relation alone.
+    pub compared: Vec<Result<String, String>>,
+}
+
+impl Run {
+    /// One of which nothing is known yet.
+    pub(super) fn blank(case: &str, variant: &str, number: u32, level: Level) -> Self {
+        Run {
+            case: case.to_owned(),
+            variant: variant.to_owned(),
+            number,
+            level,
+            verdict: Verdict::Inconclusive,
+            cut: false,
+            findings: Vec::new(),
+            got: String::new(),
+            model: String::new(),
+            build: String::new(),
+            cost: 0,
+            took_ms: 0,
+            sent: String::new(),
+            answer_id: String::new(),
+            compared: Vec::new(),
+        }
+    }
+
+    fn is(&self, case: &str, variant: &str, number: u32) -> bool {
+        self.number == number && self.variant == variant && self.case == case
+    }
 }
 
 /// A provider under examination.
@@ -97,6 +136,22 @@ pub struct Examined<'a> {
     pub suite: &'a Suite,
     /// How it is run.
     pub settings: Settings,
+    /// What it has taken until now.
+    pub spent: Spent,
+}
+
+/// What an examination has taken until now: time from its beginning, and cost.
+#[derive(Debug)]
+pub struct Spent {
+    began: Instant,
+    cost: AtomicU64,
+}
+
+impl Spent {
+    /// From now on, after so much cost.
+    pub fn after(cost: u64) -> Self {
+        Spent { began: Instant::now(), cost: AtomicU64::new(cost) }
+    }
 }
 
 /// An answer, as far as it is judged.
@@ -108,110 +163,74 @@ pub struct Judged {
 impl Examined<'_> {
     /// Runs what is not done yet, and tells each run as it ends.
     ///
+    /// Each case, variant and number is in what is returned once, as it was decided first. Once the time is over, or the cost
+    /// reached, what is left is not begun, and told as such: such runs prove nothing.
+    ///
     /// # Cancel safety
     /// Cancel safe: what was told is done, the rest is not.
     pub async fn run(&self, done: &[Run], tell: impl Fn(&Run)) -> Vec<Run> {
-        let began = Instant::now();
-        let spent = AtomicU64::new(done.iter().map(|run| run.cost).sum());
-        let ids = Mutex::new(HashSet::new());
-        let is_done = |case: &Case, variant: &str, number: u32| {
-            done.iter().any(|run| run.case == case.name && run.variant == variant && run.number == number)
-        };
+        // What answered before it was interrupted is known again as well.
+        let ids = Mutex::new(done.iter().map(|run| run.answer_id.clone()).filter(|id| !id.is_empty()).collect());
         let all = (1..=self.suite.runs).flat_map(|number| self.suite.cases.iter().map(move |case| (case, number)));
-        let left = all.filter(|(case, number)| {
-            let variants = case.relations.iter().map(crate::qualify::suite::Relation::what).chain([String::new()]);
-            !variants.into_iter().all(|variant| is_done(case, &variant, *number))
-        });
-        let (tell, spent, ids) = (&tell, &spent, &ids);
-        let runs = futures_util::stream::iter(left.map(|(case, number)| async move {
-            let over = self.settings.time_max.is_some_and(|max| began.elapsed() >= max);
-            let dear = self.settings.cost_max.is_some_and(|max| spent.load(Ordering::Relaxed) >= max);
-            let runs = match (over, dear) {
-                (true, _) => vec![self.blank(case, number, "not run: the time was over")],
-                (_, true) => vec![self.blank(case, number, "not run: it would have cost more than it may")],
-                (false, false) => self.one(case, number, ids).await,
-            };
-            for run in &runs {
-                spent.fetch_add(run.cost, Ordering::Relaxed);
-                tell(run);
-            }
-            runs
-        }))
-        .buffer_unordered(self.settings.concurrency.max(1))
-        .collect::<Vec<_>>()
-        .await;
-        let mut all: Vec<Run> = done.to_vec();
-        all.extend(runs.into_iter().flatten());
-        all
+        let (tell, ids) = (&tell, &ids);
+        let runs = futures_util::stream::iter(all.map(|(case, number)| self.one(case, number, done, ids, tell)))
+            .buffer_unordered(self.settings.concurrency.max(1))
+            .collect::<Vec<_>>()
+            .await;
+        runs.into_iter().flatten().collect()
     }
 
-    fn blank(&self, case: &Case, number: u32, why: &str) -> Run {
-        Run {
-            case: case.name.clone(),
-            variant: String::new(),
-            number,
-            level: Level::Structure,
-            verdict: Verdict::Inconclusive,
-            findings: vec![why.to_owned()],
-            got: String::new(),
-            model: String::new(),
-            build: String::new(),
-            cost: 0,
-            took_ms: 0,
-            sent: String::new(),
+    /// Why no further request begins, if none does.
+    pub fn over(&self) -> Option<&'static str> {
+        let Settings { time_max, cost_max, .. } = self.settings;
+        if time_max.is_some_and(|max| self.spent.began.elapsed() >= max) {
+            return Some("not run: the time was over");
         }
+        let dear = cost_max.is_some_and(|max| self.spent.cost.load(Ordering::Relaxed) >= max);
+        dear.then_some("not run: it would have cost more than it may")
     }
 
-    /// A case once, and the same question in other words.
-    async fn one(&self, case: &Case, number: u32, ids: &Mutex<HashSet<String>>) -> Vec<Run> {
-        let (first, answer) = self.ask(case, number, None, ids).await;
-        let mut runs = vec![first];
-        for (place, relation) in case.relations.iter().enumerate() {
-            let (mut run, other) = self.ask(case, number, Some(place), ids).await;
-            if run.verdict == Verdict::Passed {
-                let compared = match (&answer, &other) {
-                    (Some(answer), Some(other)) => {
-                        let comes_to = |(input, body): &(Vec<u8>, Arc<[u8]>)| case.comes_to(&relation.same, input, body);
-                        comes_to(answer).and_then(|answer| Ok((answer, comes_to(other)?)))
-                    }
-                    _ => Err("there is no answer to compare it with".to_owned()),
-                };
-                match compared {
-                    Ok((expected, got)) if expected == got => {}
-                    Ok((expected, got)) => {
-                        run.verdict = Verdict::Failed;
-                        run.level = Level::Meaning;
-                        run.findings.push(format!("{} was {expected}, and is another after {}", relation.same, relation.what()));
-                        run.got = shortened(&got);
-                    }
-                    Err(what) => {
-                        run.verdict = Verdict::Inconclusive;
-                        run.findings.push(what);
-                    }
-                }
+    /// Counts what an answer cost; returns it.
+    pub fn spend(&self, response: &Response) -> u64 {
+        let cost = self.provider.cost(response).unwrap_or(0);
+        self.spent.cost.fetch_add(cost, Ordering::Relaxed);
+        cost
+    }
+
+    /// A case once, and the same question in other words; each that is not done yet.
+    async fn one(&self, case: &Case, number: u32, done: &[Run], ids: &Ids, tell: &impl Fn(&Run)) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::with_capacity(1 + case.relations.len());
+        for place in std::iter::once(None).chain((0..case.relations.len()).map(Some)) {
+            let variant = variant(case, place);
+            if let Some(run) = done.iter().find(|run| run.is(&case.name, &variant, number)) {
+                runs.push(run.clone());
+                continue;
             }
+            let mut run = self.ask(case, number, place, ids).await;
+            if let (Some(place), Verdict::Passed) = (place, run.verdict) {
+                let expected = runs[0].compared.get(place).cloned();
+                compare(&mut run, &case.relations[place], expected);
+            }
+            tell(&run);
             runs.push(run);
         }
         runs
     }
 
-    /// One request. Returns also what was asked and answered, if it was.
-    async fn ask(
-        &self,
-        case: &Case,
-        number: u32,
-        relation: Option<usize>,
-        ids: &Mutex<HashSet<String>>,
-    ) -> (Run, Option<(Vec<u8>, Arc<[u8]>)>) {
-        let mut run = self.blank(case, number, "");
-        run.findings.clear();
-        run.variant = relation.map(|place| case.relations[place].what()).unwrap_or_default();
+    /// One request.
+    async fn ask(&self, case: &Case, number: u32, relation: Option<usize>, ids: &Ids) -> Run {
+        let mut run = Run::blank(&case.name, &variant(case, relation), number, Level::Structure);
+        if let Some(over) = self.over() {
+            run.cut = true;
+            run.findings.push(over.to_owned());
+            return run;
+        }
         let began = Instant::now();
         let body = match case.request(self.suite, self.name, relation, number - 1) {
             Ok(body) => body,
             Err(what) => {
                 run.findings.push(what);
-                return (run, None);
+                return run;
             }
         };
         let request = self.request(&body);
@@ -219,7 +238,7 @@ impl Examined<'_> {
             Ok(rendered) => rendered,
             Err(error) => {
                 run.findings.push(error.to_string());
-                return (run, None);
+                return run;
             }
         };
         run.sent = hex(&sha256(&rendered.body));
@@ -233,11 +252,11 @@ impl Examined<'_> {
                     run.verdict = Verdict::Failed;
                     run.findings = found.faults;
                     run.got = shortened(&found.text.unwrap_or_default());
-                    return (run, None);
+                    return run;
                 }
                 Err(what) => {
                     run.findings.push(what);
-                    return (run, None);
+                    return run;
                 }
             }
         }
@@ -248,15 +267,16 @@ impl Examined<'_> {
             Outcome::Succeeded { response, model, .. } => (response, model),
             other => {
                 run.findings.push(why(&other));
-                return (run, None);
+                return run;
             }
         };
-        run.cost = self.provider.cost(&response).unwrap_or(0);
+        run.cost = self.spend(&response);
         run.model = model.unwrap_or_default();
         run.build = text_at(&response.body, "/system_fingerprint");
-        if let Some(what) = cached(&response, ids) {
+        run.answer_id = text_at(&response.body, "/id");
+        if let Some(what) = cached(&response, &run.answer_id, ids) {
             run.findings.push(what);
-            return (run, None);
+            return run;
         }
         let Judged { mut findings, mut level } = self.judge(case, &body, &response.body);
         let counted = serde_json::from_slice::<Value>(&response.body).ok();
@@ -273,7 +293,9 @@ impl Examined<'_> {
             run.got = shortened(&case.shown(&response.body));
         }
         run.findings = findings;
-        (run, Some((body, response.body)))
+        let relations = case.relations.iter().enumerate().filter(|(place, _)| relation.is_none_or(|only| only == *place));
+        run.compared = relations.map(|(_, relation)| case.comes_to(&relation.same, &body, &response.body).map(kept)).collect();
+        run
     }
 
     /// Judges an answer: its form, then its meaning.
@@ -302,9 +324,7 @@ impl Examined<'_> {
     /// Judges an answer that came another way.
     pub fn judged(&self, case: &Case, number: u32, variant: &str, (input, body): (&[u8], &[u8])) -> Run {
         let Judged { findings, .. } = self.judge(case, input, body);
-        let mut run = self.blank(case, number, "");
-        variant.clone_into(&mut run.variant);
-        run.level = Level::Gateway;
+        let mut run = Run::blank(&case.name, variant, number, Level::Gateway);
         run.verdict = if findings.is_empty() { Verdict::Passed } else { Verdict::Failed };
         run.got = if findings.is_empty() { String::new() } else { shortened(&case.shown(body)) };
         run.findings = findings;
@@ -342,8 +362,43 @@ pub(super) fn nobodys() -> JobId {
     JobId::new(1, Identity::of(&sha256(Uuid::new_v4().as_bytes())))
 }
 
+/// What a relation makes of a case, in words that no other of the case's relations has.
+pub(super) fn variant(case: &Case, relation: Option<usize>) -> String {
+    let Some(place) = relation else { return String::new() };
+    let what = case.relations[place].what();
+    match case.relations[..place].iter().filter(|earlier| earlier.what() == what).count() {
+        0 => what,
+        earlier => format!("{what} ({})", earlier + 1),
+    }
+}
+
+/// Judges whether the same question in other words came to the same.
+fn compare(run: &mut Run, relation: &Relation, expected: Option<Result<String, String>>) {
+    let expected = expected.unwrap_or_else(|| Err("there is no answer to compare it with".to_owned()));
+    let got = run.compared.first().cloned().unwrap_or_else(|| Err("there is no answer".to_owned()));
+    match expected.and_then(|expected| Ok((expected, got?))) {
+        Ok((expected, got)) if expected == got => {}
+        Ok((expected, got)) => {
+            run.verdict = Verdict::Failed;
+            run.level = Level::Meaning;
+            run.findings.push(format!("{} was {expected}, and is another after {}", relation.same, relation.what()));
+            run.got = shortened(&got);
+        }
+        Err(what) => {
+            run.verdict = Verdict::Inconclusive;
+            run.findings.push(what);
+        }
+    }
+}
+
+/// What something came to, as it is kept: what is long is told apart by its hash.
+fn kept(what: String) -> String {
+    let short = shortened(&what);
+    if short == what { what } else { format!("{short} (sha256 {})", hex(&sha256(what.as_bytes()))) }
+}
+
 /// Whether an answer is one that was given before.
-fn cached(response: &Response, ids: &Mutex<HashSet<String>>) -> Option<String> {
+fn cached(response: &Response, id: &str, ids: &Ids) -> Option<String> {
     for (name, value) in &response.headers {
         let hit = match name.as_str() {
             "x-cache" | "cf-cache-status" | "x-litellm-cache-key" => !value.to_ascii_lowercase().contains("miss"),
@@ -355,8 +410,7 @@ fn cached(response: &Response, ids: &Mutex<HashSet<String>>) -> Option<String> {
             return Some(format!("a cached answer is no evidence: {name}: {value}"));
         }
     }
-    let id = text_at(&response.body, "/id");
-    let known = !id.is_empty() && !ids.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone());
+    let known = !id.is_empty() && !ids.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
     known.then(|| format!("a cached answer is no evidence: the id {id:?} came before"))
 }
 
@@ -373,195 +427,17 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// What a suite's runs come to.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-pub struct Report {
-    /// The route.
-    pub route: String,
-    /// The provider.
-    pub provider: String,
-    /// Whether a certificate can be issued.
-    pub verdict: Verdict,
-    /// Why not, or how far the proof goes; the first line is the shortest.
-    pub says: Vec<String>,
-    /// Decided runs.
-    pub runs: u32,
-    /// Of these, failed.
-    pub failures: u32,
-    /// Runs of which nothing can be said.
-    pub inconclusive: u32,
-    /// The failure rate at 95 %, below and above.
-    pub interval: (f64, f64),
-    /// The model that answered; `""` if it never said, or if there was more than one.
-    pub model: String,
-    /// Which build of it.
-    pub build: String,
-    /// What it cost, in the provider's unit.
-    pub cost: u64,
-    /// Each run.
-    pub all: Vec<Run>,
-}
-
-impl Report {
-    /// Sums up runs.
-    ///
-    /// A proof takes that every case, and each of its variants, was decided in at least half of its runs, that no more failed than
-    /// may, and that one model answered.
-    pub fn of(route: &str, provider: &str, suite: &Suite, all: Vec<Run>) -> Self {
-        let count = |verdict| u32::try_from(all.iter().filter(|run| run.verdict == verdict).count()).unwrap_or(u32::MAX);
-        let (passed, failures, inconclusive) = (count(Verdict::Passed), count(Verdict::Failed), count(Verdict::Inconclusive));
-        let runs = passed + failures;
-        let mut decided: BTreeMap<(String, String), u32> = BTreeMap::new();
-        for case in &suite.cases {
-            let variants = case.relations.iter().map(crate::qualify::suite::Relation::what).chain([String::new()]);
-            decided.extend(variants.map(|variant| ((case.name.clone(), variant), 0)));
-        }
-        for run in all.iter().filter(|run| run.verdict != Verdict::Inconclusive) {
-            if let Some(count) = decided.get_mut(&(run.case.clone(), run.variant.clone())) {
-                *count += 1;
-            }
-        }
-        let needed = suite.runs.div_ceil(2);
-        let undecided: Vec<String> = decided
-            .iter()
-            .filter(|(_, count)| **count < needed)
-            .map(|((case, variant), count)| {
-                let variant = if variant.is_empty() { String::new() } else { format!(", {variant}") };
-                format!("{case:?}{variant}: decided in {count} of {} runs, and {needed} are needed", suite.runs)
-            })
-            .collect();
-        let several = |of: fn(&Run) -> &String| {
-            let mut names: Vec<String> = all.iter().map(of).filter(|name| !name.is_empty()).cloned().collect();
-            names.sort();
-            names.dedup();
-            names
-        };
-        let (models, builds) = (several(|run| &run.model), several(|run| &run.build));
-        // What is no case of the suite, a capability or the way through the gateway, must hold as it is.
-        let apart = all.iter().filter(|run| run.level >= Level::Gateway && run.verdict == Verdict::Failed).count();
-        let mut lines = Vec::new();
-        // Neither is what could not be found out about them.
-        let open = all.iter().any(|run| run.level >= Level::Gateway && run.verdict == Verdict::Inconclusive);
-        let verdict = if runs == 0 || (!undecided.is_empty() && failures <= suite.failures_max) {
-            lines.push("inconclusive: the suite could not be decided".to_owned());
-            lines.extend(undecided);
-            Verdict::Inconclusive
-        } else if failures > suite.failures_max || apart > 0 {
-            lines.push(format!("refused: {failures} of {runs} runs failed; {} may", suite.failures_max));
-            lines.extend(undecided);
-            Verdict::Failed
-        } else if open {
-            lines.push(
-                "inconclusive: the way through a gateway, or what the provider can be asked, could not be decided".to_owned(),
-            );
-            Verdict::Inconclusive
-        } else if models.len() > 1 {
-            lines.push(format!("inconclusive: more than one model answered: {}", models.join(", ")));
-            Verdict::Inconclusive
-        } else {
-            lines.push(format!("passed: {passed} of {runs} runs"));
-            Verdict::Passed
-        };
-        lines.push(says(failures, runs));
-        if inconclusive > 0 {
-            lines.push(format!("{inconclusive} runs were inconclusive and count for nothing"));
-        }
-        let single =
-            |names: Vec<String>| if names.len() == 1 { names.into_iter().next().unwrap_or_default() } else { String::new() };
-        Report {
-            route: route.to_owned(),
-            provider: provider.to_owned(),
-            verdict,
-            says: lines,
-            runs,
-            failures,
-            inconclusive,
-            interval: wilson(failures, runs),
-            model: single(models),
-            build: single(builds),
-            cost: all.iter().map(|run| run.cost).sum(),
-            all,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn suite() -> Suite {
-        let case = |name| format!("  - {{ name: {name}, input: {{}}, assert: [output.ok] }}\n");
-        let yaml = format!("runs: 2\ncases:\n{}{}", case("a"), case("b"));
-        Suite::load(yaml.as_bytes(), None).unwrap()
-    }
-
-    fn run(case: &str, number: u32, verdict: Verdict) -> Run {
-        Run {
-            case: case.to_owned(),
-            variant: String::new(),
-            number,
-            level: Level::Meaning,
-            verdict,
-            findings: Vec::new(),
-            got: String::new(),
-            model: "m".to_owned(),
-            build: String::new(),
-            cost: 1,
-            took_ms: 1,
-            sent: String::new(),
-        }
-    }
-
-    fn verdict(runs: &[(&str, Verdict)]) -> Verdict {
-        let runs = runs.iter().enumerate().map(|(place, (case, verdict))| run(case, u32::try_from(place).unwrap(), *verdict));
-        Report::of("r", "p", &suite(), runs.collect()).verdict
-    }
-
-    #[test]
-    fn what_is_not_decided_proves_nothing() {
-        use Verdict::{Failed, Inconclusive, Passed};
-        assert_eq!(verdict(&[]), Inconclusive);
-        assert_eq!(verdict(&[("a", Inconclusive), ("a", Inconclusive), ("b", Inconclusive), ("b", Inconclusive)]), Inconclusive);
-        assert_eq!(verdict(&[("a", Passed), ("a", Passed), ("b", Inconclusive), ("b", Inconclusive)]), Inconclusive);
-        assert_eq!(verdict(&[("a", Passed), ("a", Passed), ("b", Passed), ("b", Inconclusive)]), Passed);
-        assert_eq!(verdict(&[("a", Passed), ("a", Passed), ("b", Passed), ("b", Failed)]), Failed);
-        assert_eq!(verdict(&[("a", Failed), ("b", Inconclusive)]), Failed);
-    }
-
-    #[test]
-    fn what_is_apart_from_the_cases_must_hold_as_it_is() {
-        let mut runs: Vec<Run> =
-            ["a", "a", "b", "b"].iter().zip(1..).map(|(case, number)| run(case, number, Verdict::Passed)).collect();
-        for (verdict, expected) in [
-            (Verdict::Passed, Verdict::Passed),
-            (Verdict::Inconclusive, Verdict::Inconclusive),
-            (Verdict::Failed, Verdict::Failed),
-        ] {
-            for level in [Level::Gateway, Level::Capabilities] {
-                runs.truncate(4);
-                runs.push(Run { level, ..run("apart", 1, verdict) });
-                let mut suite = suite();
-                suite.failures_max = 5;
-                assert_eq!(Report::of("r", "p", &suite, runs.clone()).verdict, expected, "{level:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn two_models_prove_nothing_of_either() {
-        let mut runs: Vec<Run> =
-            ["a", "a", "b", "b"].iter().zip(1..).map(|(case, number)| run(case, number, Verdict::Passed)).collect();
-        assert_eq!(Report::of("r", "p", &suite(), runs.clone()).model, "m");
-        runs[3].model = "n".to_owned();
-        assert_eq!(Report::of("r", "p", &suite(), runs).verdict, Verdict::Inconclusive);
-    }
 
     #[test]
     fn a_cached_answer_is_seen_by_its_headers_or_its_id() {
         let ids = Mutex::new(HashSet::new());
         let answer = |headers: &[(&str, &str)], body: &str| {
             let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-            cached(&Response { status: 200, headers, body: body.as_bytes().into() }, &ids).is_some()
+            let id = text_at(body.as_bytes(), "/id");
+            cached(&Response { status: 200, headers, body: body.as_bytes().into() }, &id, &ids).is_some()
         };
         assert!(!answer(&[("x-cache", "MISS"), ("age", "0")], r#"{"id":"1"}"#));
         assert!(answer(&[], r#"{"id":"1"}"#));

@@ -1,0 +1,259 @@
+//! `onejob qualify`, the real program against a real provider: what is counted, what is asked, and what comes of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use onejob::provider::simulated::{Entry, Keys, Simulated, SimulatedOptions};
+use serde_json::{Value, json};
+use tokio::process::{Child, Command};
+
+use crate::cli::onejob;
+use crate::support::{Redis, simulated, until};
+
+/// Longer than anything here takes, also on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Two cases, each asked twice in each of three runs: 12 requests.
+const SUITE: &str = r#"
+runs: 3
+levels: [structure, meaning]
+parameters: { temperature: 0 }
+vary: [/messages, /stream]
+cases:
+  - name: one
+    values: { words: [a, b, c] }
+    input: &ask { messages: [{ role: user, content: "{{ words | join(' ') }}" }] }
+    assert: ["output.choices[0].finish_reason == 'stop'"]
+    relations: [{ shuffle: words, same: "output.choices[0].finish_reason" }]
+  - name: two
+    values: { words: [d, e] }
+    input: *ask
+    assert: ["output.choices[0].finish_reason == 'stop'"]
+    relations: [{ shuffle: words, same: "output.choices[0].finish_reason" }]
+"#;
+/// How many requests that suite makes.
+const REQUESTS: u64 = 12;
+
+/// A Redis, a provider, and a configuration in which it is a route's second one.
+struct Site {
+    redis: Redis,
+    second: Simulated,
+    dir: tempfile::TempDir,
+}
+
+/// How a call of the program ended.
+struct Ended {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ended {
+    #[track_caller]
+    fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        self
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {:?}\n{}", self.stdout, self.stderr))
+    }
+}
+
+impl Site {
+    async fn open() -> Self {
+        Self::open_with(simulated().await, SUITE, "").await
+    }
+
+    /// `more` goes into the provider's entry.
+    async fn open_with(second: Simulated, suite: &str, more: &str) -> Self {
+        let site = Site { redis: Redis::start().await, second, dir: tempfile::tempdir().unwrap() };
+        site.write(suite, more, &site.second.base_url());
+        site
+    }
+
+    fn write(&self, suite: &str, more: &str, base_url: &str) {
+        std::fs::write(self.path("suite.yaml"), suite).unwrap();
+        let toml = format!(
+            r#"
+            [server]
+            listen = "127.0.0.1:0"
+            [redis]
+            url = "{}"
+            data_dir = "{}"
+            [runtime]
+            lease = "2s"
+            lease_margin = "500ms"
+            [provider.first]
+            base_url = "http://127.0.0.1:9"
+            [provider.second]
+            base_url = "{base_url}"
+            path = "/chat/completions"
+            cost = "/usage/total_tokens"
+            idempotency = {{ header = "idempotency-key", ttl = "1h" }}
+            {more}
+            [route.city]
+            effects = "pure"
+            providers = ["first", "second"]
+            qualify = {{ suite = "{}" }}
+            "#,
+            self.redis.url(),
+            self.path("data").display(),
+            self.path("suite.yaml").display(),
+        );
+        std::fs::write(self.path("onejob.toml"), toml).unwrap();
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = onejob();
+        command.arg("--config").arg(self.path("onejob.toml")).arg("--json").args(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Ended {
+        ended(self.command(arguments).spawn().unwrap()).await
+    }
+
+    async fn qualify(&self, more: &[&str]) -> Ended {
+        self.run(&[&["qualify", "--route", "city", "--provider", "second"], more].concat()).await
+    }
+
+    /// What the provider was asked, in order.
+    fn asked(&self) -> Vec<Entry> {
+        self.second.ledger().entries
+    }
+}
+
+async fn ended(child: Child) -> Ended {
+    let output = tokio::time::timeout(DEADLINE, child.wait_with_output()).await.expect("it ends").unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+/// How often each run was decided, by its case, variant and number.
+fn decided(report: &Value) -> BTreeMap<String, usize> {
+    let mut decided = BTreeMap::new();
+    for run in report["all"].as_array().unwrap().iter().filter(|run| run["verdict"] != "inconclusive") {
+        *decided.entry(format!("{}, {}, {}", run["case"], run["variant"], run["number"])).or_default() += 1;
+    }
+    decided
+}
+
+/// Runs of each case through a gateway and what a provider can be asked are no samples of what its model answers.
+#[tokio::test]
+async fn the_failure_rate_is_of_the_runs_of_cases_alone() {
+    let keys = SimulatedOptions { keys: Keys::Honoured, ..SimulatedOptions::default() };
+    let suite = SUITE.replace("[structure, meaning]", "[meaning, gateway, capabilities]");
+    let site = Site::open_with(Simulated::start(keys).await.unwrap(), &suite, "").await;
+    let report = site.qualify(&[]).await.expect(0).json()["report"].clone();
+    assert_eq!((report["runs"].as_u64(), report["interval"][0].as_f64()), (Some(REQUESTS), Some(0.0)));
+    assert_eq!(report["gateway"], json!({ "held": 4, "failed": 0, "open": 0 }), "each case, and once more as a stream");
+    assert_eq!(report["capabilities"], json!({ "held": 2, "failed": 0, "open": 0 }));
+    assert!(report["says"][1].as_str().unwrap().contains("at most 3/12 = 25.0 %"), "{}", report["says"]);
+}
+
+/// More than half of every case was decided, and all of it well: it stopped all the same.
+#[tokio::test]
+async fn what_is_cut_short_is_no_proof_however_much_was_decided() {
+    let site = Site::open().await;
+    let cut = site.qualify(&["--cost-max", "18"]).await.expect(6).json();
+    assert_eq!((&cut["report"]["verdict"], &cut["certificate"]), (&json!("inconclusive"), &Value::Null));
+    assert_eq!(cut["report"]["says"][0], "inconclusive: it was cut short: 3 requests were not made");
+    assert_eq!((site.asked().len(), decided(&cut["report"]).len()), (9, 9), "each costs 2");
+    let late = site.qualify(&["--time-max", "1ms"]).await.expect(6).json();
+    assert_eq!((&late["report"]["verdict"], &late["certificate"]), (&json!("inconclusive"), &Value::Null));
+    assert!(late["report"]["all"].to_string().contains("not run: the time was over"));
+    let whole = site.qualify(&["--cost-max", "25", "--time-max", "1h"]).await.expect(0).json();
+    assert_eq!(whole["report"]["verdict"], "passed");
+}
+
+/// Killed again and again, between a case and its variant too: each is decided once, and asked once but for what was under way.
+#[tokio::test]
+async fn a_qualification_that_is_killed_goes_on_where_it_was_and_counts_nothing_twice() {
+    let site = Site::open().await;
+    let file = site.path("runs.jsonl");
+    let resume = ["--resume", file.to_str().unwrap()];
+    site.second.set_behaviour("delay=50ms").unwrap();
+    let mut lost = 0;
+    for _ in 0..3 {
+        let before = site.asked().len();
+        let mut killed = site.command(&[&["qualify", "--route", "city", "--provider", "second"], &resume[..]].concat());
+        let mut killed = killed.spawn().unwrap();
+        until("three more are asked", async || site.asked().len() >= before + 3).await;
+        killed.kill().await.unwrap();
+        lost = site.asked().len() - lines(&file);
+    }
+    assert!(lines(&file) >= 6 && lost <= 3, "{} kept, {lost} lost", lines(&file));
+    site.second.set_behaviour("succeed").unwrap();
+    let report = site.qualify(&resume).await.expect(0).json()["report"].clone();
+    let decided = decided(&report);
+    assert_eq!((decided.len() as u64, decided.values().max()), (REQUESTS, Some(&1)), "{decided:?}");
+    assert_eq!(report["runs"].as_u64(), Some(REQUESTS));
+    let asked = site.asked();
+    assert_eq!(asked.len() as u64, REQUESTS + lost as u64, "nothing that was kept is asked again");
+    let keys: BTreeSet<&str> = asked.iter().map(|entry| entry.idempotency_key.as_str()).collect();
+    assert!(keys.len() == asked.len() && !keys.contains(""), "each under a key of its own: {keys:?}");
+    // Once more: it is all there.
+    let again = site.qualify(&resume).await.expect(0).json()["report"].clone();
+    assert_eq!((again["runs"].clone(), site.asked().len()), (report["runs"].clone(), asked.len()));
+}
+
+/// How many runs a file has, without its first line.
+fn lines(file: &Path) -> usize {
+    std::fs::read(file).unwrap_or_default().iter().filter(|byte| **byte == b'\n').count().saturating_sub(1)
+}
+
+#[tokio::test]
+async fn a_file_of_runs_is_read_up_to_where_it_was_cut() {
+    let site = Site::open_with(simulated().await, &SUITE.replace("name: two", "name: zwölf"), "").await;
+    let file = site.path("runs.jsonl");
+    let resume = ["--resume", file.to_str().unwrap()];
+    site.qualify(&resume).await.expect(0);
+    let whole = std::fs::read(&file).unwrap();
+    let (last, head) = (whole[..whole.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap() + 1, 10);
+    let in_a_letter = last + whole[last..].iter().position(|byte| !byte.is_ascii()).unwrap() + 1;
+    assert!(std::str::from_utf8(&whole[..in_a_letter]).is_err());
+    for (cut, again) in [(in_a_letter, 1), (whole.len() - 1, 1), (last, 1), (head, REQUESTS), (0, REQUESTS), (whole.len(), 0)] {
+        std::fs::write(&file, &whole[..cut]).unwrap();
+        site.second.clear_ledger();
+        let report = site.qualify(&resume).await.expect(0).json()["report"].clone();
+        assert_eq!((site.second.ledger().received, report["runs"].as_u64()), (again, Some(REQUESTS)), "cut at {cut}");
+        // And what was appended is whole.
+        site.qualify(&resume).await.expect(0);
+        assert_eq!((site.second.ledger().received, lines(&file) as u64), (again, REQUESTS), "cut at {cut}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_of_another_contract_or_in_another_hand_is_refused_and_left_as_it_is() {
+    let site = Site::open().await;
+    let file = site.path("runs.jsonl");
+    let resume = ["--resume", file.to_str().unwrap()];
+    site.qualify(&resume).await.expect(0);
+    let before = std::fs::read(&file).unwrap();
+    site.write(&SUITE.replace("runs: 3", "runs: 2"), "", &site.second.base_url());
+    let refused = site.qualify(&resume).await.expect(2);
+    assert!(refused.stderr.contains("another contract"), "{}", refused.stderr);
+    assert_eq!(std::fs::read(&file).unwrap(), before);
+    std::fs::write(&file, "my notes").unwrap();
+    assert!(site.qualify(&resume).await.expect(2).stderr.contains("another contract"));
+    assert_eq!(std::fs::read(&file).unwrap(), b"my notes");
+    // Two at once.
+    std::fs::remove_file(&file).unwrap();
+    site.second.clear_ledger();
+    site.second.set_behaviour("hang").unwrap();
+    let command = [&["qualify", "--route", "city", "--provider", "second"], &resume[..]].concat();
+    let first = site.command(&command).spawn().unwrap();
+    until("the first has asked", async || site.second.ledger().received == 1).await;
+    let refused = site.qualify(&resume).await.expect(2);
+    assert!(refused.stderr.contains("another qualification writes to it"), "{}", refused.stderr);
+    assert_eq!(site.second.ledger().received, 1, "the second asks nothing");
+    drop(first);
+}
