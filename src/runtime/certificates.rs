@@ -349,7 +349,7 @@ fn fingerprint_of(body: &[u8]) -> String {
 /// Keeps the gauge: for how long a route's certificates are still good.
 pub(super) async fn run(runtime: Arc<Inner>) {
     loop {
-        for route in runtime.routes.values() {
+        for route in runtime.routes.values().filter(|route| route.plan.gate != Gate::Off) {
             let mut first = None;
             for contract in route.proof.contracts.iter().skip(1).flatten() {
                 // What cannot be read is no news: the gauge stays, and the store's own alert tells.
