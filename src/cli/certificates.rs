@@ -2,6 +2,8 @@
 //!
 //! They talk to Redis itself, by the configuration: a gateway need not run, and a word counts for every gateway from then on.
 
+use std::io::Read as _;
+use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use onejob::attempt::AttemptToken;
@@ -52,7 +54,7 @@ pub(super) struct CanFailoverArguments {
     /// The provider that would take over; without: each.
     #[arg(long)]
     to: Option<String>,
-    /// The body of a request; without: the suite's first case.
+    /// The body of a request, at most server.body_bytes_max; without: the suite's own requests.
     #[arg(long, value_name = "FILE")]
     input: Option<std::path::PathBuf>,
 }
@@ -169,13 +171,29 @@ pub(super) async fn can_failover(arguments: CanFailoverArguments, context: &Cont
             ));
         }
     }
+    if let (Some(from), Some(to)) = (&arguments.from, &arguments.to)
+        && from == to
+    {
+        let what = format!("--from and --to are both {from:?}: a failover goes to another provider");
+        return Err(Failure::new(Exit::Usage, what));
+    }
+    let gate = serde_json::to_value(route.gate).unwrap_or(Value::Null);
+    if route.providers.len() < 2 {
+        let count = if route.providers.is_empty() { "no provider" } else { "one provider" };
+        context.print(&json!({ "route": name, "gate": gate, "failovers": [] }), || {
+            format!("route {name} has {count}: there is nothing to fail over to")
+        });
+        return Ok(Exit::Failed);
+    }
+    let input = arguments.input.as_deref().map(|file| read_input(file, config.server.body_bytes_max)).transpose()?;
     let store = store(&config).await?;
     let (mut rows, mut documents, mut all) = (Vec::new(), Vec::new(), true);
     for (place, to) in route.providers.iter().enumerate() {
         if arguments.to.as_ref().is_some_and(|only| only != to) {
             continue;
         }
-        let answer = if place == 0 { Ok(None) } else { certified(&config, &store, &arguments, place).await?.map(Some) };
+        let answer =
+            if place == 0 { Ok(None) } else { certified(&config, &store, (name, place), input.as_deref()).await?.map(Some) };
         for from in route.providers.iter().filter(|from| *from != to) {
             if arguments.from.as_ref().is_some_and(|only| only != from) {
                 continue;
@@ -192,7 +210,6 @@ pub(super) async fn can_failover(arguments: CanFailoverArguments, context: &Cont
         }
     }
     store.close().await;
-    let gate = serde_json::to_value(route.gate).unwrap_or(Value::Null);
     if gate != json!("enforce") {
         say(format_args!("route {name}: gate = {gate}: a failover happens all the same"));
     }
@@ -204,16 +221,13 @@ pub(super) async fn can_failover(arguments: CanFailoverArguments, context: &Cont
 async fn certified(
     config: &Config,
     store: &Store,
-    arguments: &CanFailoverArguments,
-    place: usize,
+    (route, place): (&str, usize),
+    input: Option<&[u8]>,
 ) -> Result<Result<(String, u64), Denial>, Failure> {
-    let Some(qualified) = config.qualified(&arguments.route) else { return Ok(Err(Denial::NoSuite)) };
+    let Some(qualified) = config.qualified(route) else { return Ok(Err(Denial::NoSuite)) };
     let Some(contract) = qualified.contracts.get(place) else { return Ok(Err(Denial::NoSuite)) };
-    let wanted = match &arguments.input {
-        Some(file) => {
-            let body = std::fs::read(file).or_exit(Exit::Usage)?;
-            config.bound(contract, &qualified.suite.path, &body).map_err(|what| Failure::new(Exit::Usage, what))?
-        }
+    let wanted = match input {
+        Some(body) => config.bound(contract, &qualified.suite.path, body).map_err(|what| Failure::new(Exit::Usage, what))?,
         None => bound(qualified, place)?,
     };
     let kept = match store.certificates(&contract.route, &contract.provider).await {
@@ -221,6 +235,21 @@ async fn certified(
         Err(error) => return Ok(Err(Denial::Unreadable { reason: error.to_string() })),
     };
     Ok(decide(&wanted, &kept, store.now_ms()).map(|found| (found.id.clone(), found.expires_ms)))
+}
+
+/// The body of a request, not larger than what a gateway takes.
+fn read_input(file: &Path, bytes_max: usize) -> Result<Vec<u8>, Failure> {
+    let refused = |what: String| Failure::new(Exit::Usage, format!("{}: {what}", file.display()));
+    let opened = std::fs::File::open(file).map_err(|error| refused(error.to_string()))?;
+    let mut body = Vec::new();
+    let limit = u64::try_from(bytes_max).unwrap_or(u64::MAX).saturating_add(1);
+    opened.take(limit).read_to_end(&mut body).map_err(|error| refused(error.to_string()))?;
+    match body.len() > bytes_max {
+        true => {
+            Err(refused(format!("it has more than {bytes_max} bytes, the limit: no gateway takes it (server.body_bytes_max)")))
+        }
+        false => Ok(body),
+    }
 }
 
 /// What a suite's requests are bound to at a provider.

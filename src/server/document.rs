@@ -76,6 +76,9 @@ struct AttemptDocument<'a> {
     /// The provider's own name for the work.
     remote_id: Option<&'a str>,
     model: Option<&'a str>,
+    /// The certificate under which it was allowed. Not there where none was needed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    certificate: Option<&'a str>,
 }
 
 /// Something that happened off the happy path.
@@ -168,6 +171,7 @@ impl<'a> AttemptDocument<'a> {
             reason: some(&attempt.reason),
             remote_id: some(&attempt.remote_id),
             model: some(&attempt.model),
+            certificate: some(&attempt.certificate),
         }
     }
 }

@@ -47,12 +47,12 @@ pub fn onejob() -> Command {
 /// What a process left behind.
 pub struct Ended {
     code: i32,
-    stdout: String,
-    stderr: String,
+    pub stdout: String,
+    pub stderr: String,
 }
 
 impl Ended {
-    fn json(&self) -> Value {
+    pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {:?}\n{}", self.stdout, self.stderr))
     }
 
@@ -63,7 +63,7 @@ impl Ended {
     }
 }
 
-async fn ended(mut command: Command) -> Ended {
+pub async fn ended(mut command: Command) -> Ended {
     let output = tokio::time::timeout(DEADLINE, command.output()).await.expect("it ends").unwrap();
     Ended {
         code: output.status.code().expect("it was not killed"),
@@ -135,7 +135,7 @@ impl Process {
     }
 
     /// Runs a command against this gateway, with data as JSON.
-    async fn ask(&self, arguments: &[&str]) -> Ended {
+    pub async fn ask(&self, arguments: &[&str]) -> Ended {
         let mut command = onejob();
         command.arg("--json").args(arguments).env("ONEJOB_GATEWAY", &self.url);
         ended(command).await

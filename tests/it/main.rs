@@ -37,6 +37,7 @@ mod processes;
 mod provider_async;
 mod provider_h2;
 mod provider_http;
+mod qualified;
 mod qualify;
 mod random;
 mod real_model;
