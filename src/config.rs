@@ -34,7 +34,8 @@ pub use crate::policy::{Breaker, FailoverOn, Gate, LINGER_MAX, RetryBudget, TCP_
 pub use crate::validate::Parse;
 pub use asking::{Cancel, Fetch, Find, Means, Missing, Poll, Preset, Status, Submit, Webhook};
 pub use qualify::{
-    ANSWERS_MAX, LIFE_DATED, LIFE_FLOATING, LIFE_MAX, PROMPT_BYTES_MAX, PromptEntry, Qualified, QualifyEntry, SuspendEntry,
+    ANSWERS_MAX, LIFE_DATED, LIFE_FLOATING, LIFE_MAX, PROMPT_BYTES_MAX, PromptEntry, Qualified, QualifyEntry, SpecialTokens,
+    SuspendEntry,
 };
 pub use required::{Assertions, InputEntry, OutputEntry};
 pub use secret::{RedisUrl, Secret};

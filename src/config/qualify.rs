@@ -71,12 +71,25 @@ pub struct PromptEntry {
     pub bos_token: Option<String>,
     /// The token that ends every answer, where the chat template's file does not say.
     pub eos_token: Option<String>,
-    /// How many tokens prompt and answer may have together.
+    /// Who adds the token that begins every prompt. Absent: the template, as in the chat endpoints of vLLM and transformers; the
+    /// tokenizer where `apply_template` makes the prompts, as llama.cpp does.
+    pub special_tokens: Option<SpecialTokens>,
+    /// How many tokens prompt and answer may have together. Absent: what the provider's own `tokenize` says, if it does.
     pub context_tokens: Option<u64>,
     /// The URL of the provider's own endpoint that makes a prompt of messages, as llama.cpp has it.
     pub apply_template: Option<String>,
     /// The URL of the provider's own endpoint that counts tokens, as llama.cpp and vLLM have it.
     pub tokenize: Option<String>,
+}
+
+/// Who adds the token that begins every prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SpecialTokens {
+    /// The chat template writes it; the tokenizer adds nothing to a prompt.
+    Template,
+    /// The tokenizer adds it to every prompt; the chat template leaves it out.
+    Tokenizer,
 }
 
 /// A route's suite, and the contract of each of its providers.

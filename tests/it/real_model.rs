@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use onejob::config::PromptEntry;
+use onejob::config::{PromptEntry, SpecialTokens};
 use onejob::qualify::prompt::Prompt;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -114,46 +114,97 @@ async fn three_readers_of_one_generation_get_what_a_direct_stream_says() {
 }
 
 /// On the templates and tokenizers of real models: a directory for each in `PROMPT_DIR`, with `chat_template.jinja` or
-/// `tokenizer_config.json`, and `tokenizer.json`.
+/// `tokenizer_config.json`, and `tokenizer.json`; and `bos_token`, a file with it, where neither names it.
 #[tokio::test]
 #[ignore = "needs files of real models: make real-prompts"]
 async fn it_is_found_on_the_templates_of_real_models_too() {
     let prompted = r#"{"messages":[{"role":"system","content":"be brief"},{"role":"user","content":"hi"}],"max_tokens":10}"#;
     let dir = said("PROMPT_DIR").expect("PROMPT_DIR=a directory of models");
-    for model in std::fs::read_dir(dir).unwrap() {
-        let model = model.unwrap().path();
+    let mut models: Vec<_> = std::fs::read_dir(dir).unwrap().map(|model| model.unwrap().path()).collect();
+    models.sort();
+    assert!(!models.is_empty(), "there is no model");
+    for model in models {
         let file = ["chat_template.jinja", "tokenizer_config.json"].map(|name| model.join(name));
         let file = file.into_iter().find(|file| file.exists()).expect("a chat template");
+        let config = std::fs::read_to_string(model.join("tokenizer_config.json")).ok();
+        let config: serde_json::Value = config.map(|text| serde_json::from_str(&text).unwrap()).unwrap_or_default();
+        let told = |name: &str| config[name].as_str().or(config[name]["content"].as_str()).map(str::to_owned);
+        let begins = std::fs::read_to_string(model.join("bos_token")).ok().map(|token| token.trim().to_owned());
+        let (begins, ends) = (begins.or_else(|| told("bos_token")), told("eos_token"));
         let text = std::fs::read_to_string(&file).unwrap();
+        let text = if file.ends_with("chat_template.jinja") { text } else { told("chat_template").expect("a chat template") };
         let scratch = tempfile::tempdir().unwrap();
-        let look = async |text: &str, limit: u64| {
+        let look = async |text: &str, limit: u64, special_tokens: SpecialTokens| {
             let changed = scratch.path().join("chat");
             std::fs::write(&changed, text).unwrap();
-            let begins = std::fs::read_to_string(model.join("bos_token")).ok().map(|token| token.trim().to_owned());
             let entry = PromptEntry {
                 chat_template: Some(changed),
                 tokenizer: Some(model.join("tokenizer.json")),
-                bos_token: begins,
+                bos_token: begins.clone(),
+                eos_token: ends.clone(),
                 context_tokens: Some(limit),
+                special_tokens: Some(special_tokens),
                 ..PromptEntry::default()
             };
             Prompt::of(&entry).unwrap().look(prompted.as_bytes()).await.unwrap()
         };
-        let good = look(&text, 2048).await;
-        println!("{}: {} tokens, faults {:?}\n{:?}", model.display(), good.tokens.unwrap(), good.faults, good.text.unwrap());
+        let good = look(&text, 2048, SpecialTokens::Template).await;
+        let (tokens, prompt) = (good.tokens.unwrap(), good.text.unwrap());
+        println!("{}: {tokens} tokens, faults {:?}\n  {prompt:?}", model.display(), good.faults);
         assert_eq!(good.faults, [""; 0]);
-        let silent = look(&text.replace("add_generation_prompt", "false"), 2048).await.faults;
-        let over = look(&text, good.tokens.unwrap() + 9).await.faults;
+        let fits = look(&text, tokens + 10, SpecialTokens::Template).await.faults;
+        assert_eq!(fits, [""; 0]);
+        let silent = look(&text.replace("add_generation_prompt", "false"), 2048, SpecialTokens::Template).await.faults;
+        let over = look(&text, tokens + 9, SpecialTokens::Template).await.faults;
         println!("  without its generation prompt: {silent:?}\n  with a limit of one token less: {over:?}");
-        assert!(silent[0].contains("no generation prompt") && over[0].contains("the limit is"));
-        let twice = look(&format!("{{{{ bos_token }}}}{text}"), 2048).await.faults;
-        let twice = if twice.is_empty() {
-            look(&format!("{{{{ bos_token }}}}{{{{ bos_token }}}}{text}"), 2048).await.faults
-        } else {
-            twice
+        assert!(silent.len() == 1 && silent[0].contains("no generation prompt"));
+        assert!(over.len() == 1 && over[0].contains("the limit is"));
+        let users = format!("{{%- set messages = messages[1:] %}}{text}");
+        let dropped = look(&users, 2048, SpecialTokens::Template).await.faults;
+        println!("  without its system message: {dropped:?}");
+        assert!(dropped.iter().any(|fault| fault.contains("a message is dropped: message 1 (system)")));
+        let Some(begins) = &begins else {
+            println!("  it has no token that begins a prompt");
+            let by_tokenizer = look(&text, 2048, SpecialTokens::Tokenizer).await.faults;
+            assert_eq!(by_tokenizer, [""; 0]);
+            continue;
         };
-        println!("  with its beginning once more: {twice:?}");
-        // Where its tokenizer begins no prompt by itself, nothing can be there twice.
-        assert!(twice.is_empty() || twice[0].contains("begins a prompt"), "{twice:?}");
+        // Twice by the template; by the template and the tokenizer; by nobody; by the tokenizer alone, as llama.cpp has it.
+        let written = format!("{{{{- bos_token }}}}{text}");
+        let without = text.replace("bos_token", "''");
+        assert!(prompt.starts_with(begins) && !prompt[begins.len()..].starts_with(begins));
+        let twice = look(&written, 2048, SpecialTokens::Template).await.faults;
+        let both = look(&text, 2048, SpecialTokens::Tokenizer).await.faults;
+        let missing = look(&without, 2048, SpecialTokens::Template).await.faults;
+        let added = look(&without, 2048, SpecialTokens::Tokenizer).await;
+        println!("  written twice: {twice:?}\n  written and added: {both:?}\n  neither: {missing:?}");
+        println!("  added alone: {} tokens, {:?}", added.tokens.unwrap(), added.faults);
+        assert!(twice.len() == 1 && twice[0].contains("2 times: the template writes it more than once"));
+        assert!(both.len() == 1 && both[0].contains("2 times: the tokenizer adds it and the template writes it"));
+        assert!(missing.len() == 1 && missing[0].contains("is missing"));
+        assert_eq!((added.tokens, added.faults), (Some(tokens), Vec::new()));
     }
+}
+
+/// What llama.cpp's own endpoints say of a prompt, and what it bills for it.
+#[tokio::test]
+#[ignore = "needs a server with a model: make real-model"]
+async fn a_prompt_has_as_many_tokens_as_its_server_counts() {
+    let url = said("MODEL_URL").expect("MODEL_URL=http://127.0.0.1:8080");
+    let url = url.trim_end_matches('/');
+    let body = serde_json::json!({
+        "model": said("MODEL").unwrap_or_else(|| "default".to_owned()), "max_tokens": 1,
+        "messages": [{ "role": "system", "content": "be brief" }, { "role": "user", "content": "hi" }],
+    });
+    let entry = PromptEntry {
+        apply_template: Some(format!("{url}/apply-template")),
+        tokenize: Some(format!("{url}/tokenize")),
+        ..PromptEntry::default()
+    };
+    let found = Prompt::of(&entry).unwrap().look(body.to_string().as_bytes()).await.unwrap();
+    let server: SocketAddr = url.trim_start_matches("http://").parse().expect("http://address:port");
+    let answer = Client::new(server).open(PATH, "unused", &body.to_string()).await.end().await.expect("a whole answer");
+    let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
+    println!("{found:?}\nby the server: {}", answer["usage"]);
+    assert_eq!((found.tokens, found.faults), (answer["usage"]["prompt_tokens"].as_u64(), Vec::new()));
 }
