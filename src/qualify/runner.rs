@@ -414,7 +414,7 @@ fn cached(response: &Response, id: &str, ids: &Ids) -> Option<String> {
     known.then(|| format!("a cached answer is no evidence: the id {id:?} came before"))
 }
 
-fn text_at(body: &[u8], pointer: &str) -> String {
+pub(super) fn text_at(body: &[u8], pointer: &str) -> String {
     let answer: Option<Value> = serde_json::from_slice(body).ok();
     let found = answer.as_ref().and_then(|answer| answer.pointer(pointer));
     found.map(|found| found.as_str().map_or_else(|| found.to_string(), str::to_owned)).unwrap_or_default()
