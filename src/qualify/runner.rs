@@ -331,6 +331,11 @@ impl Examined<'_> {
         run
     }
 
+    /// Why an answer that says of itself that it was given before is no evidence, if it says so.
+    pub fn is_cached(&self, response: &Response) -> Option<String> {
+        cached(response, "", &Mutex::default())
+    }
+
     /// The request of a body, as it comes to the provider through the gateway.
     pub fn request(&self, body: &[u8]) -> Request {
         Request {

@@ -343,3 +343,17 @@ async fn a_queue_that_knows_what_it_never_heard_of_keeps_its_word() {
     ];
     assert_eq!(held, expected);
 }
+
+#[tokio::test]
+async fn two_qualifications_through_a_gateway_both_call_the_provider() {
+    let site = Site::open_with(simulated().await, &SUITE.replace("[structure, meaning]", "[meaning, gateway]"), "").await;
+    for all in [1, 2] {
+        site.qualify(&[]).await.expect(0);
+        let ledger = site.second.ledger();
+        let each = REQUESTS + 4;
+        assert_eq!((ledger.received, ledger.executed), (all * each, all * each), "nothing that was kept is told again");
+    }
+    let asked = site.asked();
+    let keys: BTreeSet<&str> = asked.iter().map(|entry| entry.idempotency_key.as_str()).collect();
+    assert_eq!(keys.len(), asked.len());
+}
