@@ -17,6 +17,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+use crate::config::Missing;
 use crate::fingerprint::{Sha256Bytes, sha256};
 use crate::job::JobId;
 
@@ -334,8 +335,12 @@ pub struct Sent {
 pub struct Abilities {
     /// Whether [`Provider::status`] asks by the provider's own id.
     pub status: bool,
+    /// What "there is none" means, asked by the provider's own id.
+    pub status_missing: Missing,
     /// Whether [`Provider::find`] asks by our key.
     pub find: bool,
+    /// What "there is none" means, asked by our key.
+    pub find_missing: Missing,
     /// For how long the same key with the same bytes is the same work, counted from the first time; `None`: never.
     pub replay: Option<Duration>,
     /// What a cancel means there.

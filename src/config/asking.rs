@@ -51,12 +51,13 @@ pub enum Means {
 }
 
 /// What "there is none" means while a provider still remembers all it did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Missing {
     /// It never came there. Believed after the quarantine alone.
     NotFound,
     /// Nothing.
+    #[default]
     NoAnswer,
 }
 

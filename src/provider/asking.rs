@@ -50,9 +50,13 @@ impl Asking {
 
     /// What the provider can be asked.
     pub(crate) fn abilities(&self) -> Abilities {
+        let remembers = self.status.as_ref().is_some_and(|status| status.retention.is_some());
+        let missing = |about| if remembers { self.missing(about) } else { Missing::NoAnswer };
         Abilities {
             status: self.status.as_ref().is_some_and(|status| !status.path.is_empty()),
+            status_missing: missing(About::Status),
             find: self.find.is_some(),
+            find_missing: missing(About::Find),
             replay: self.replay,
             cancel: self.cancel.as_ref().map_or(CancelSemantics::None, |cancel| cancel.semantics),
             settle: self.cancel.as_ref().map_or(Duration::ZERO, |cancel| cancel.settle),

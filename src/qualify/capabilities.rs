@@ -2,14 +2,20 @@
 //!
 //! What an entry swears decides what onejob does about an unknown attempt: a provider that does not honour the key that it is said
 //! to honour executes a replay. So each claim is tried, with the suite's first case.
+//!
+//! That two answers are equal is no evidence that one execution made both: a model at temperature 0 says the same twice. So the same
+//! request is also sent under another key, which is another execution for certain, and only what tells that one apart (the
+//! provider's own id, the answer's bytes, its word that it replays) can show that the others are one.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
+use crate::config::Missing;
 use crate::provider::{Call, CancelSemantics, Evidence, Outcome, Response, Sent};
 use crate::qualify::prompt::why;
-use crate::qualify::runner::{Examined, Run, Verdict, nobodys};
+use crate::qualify::runner::{Examined, Run, Verdict, nobodys, text_at};
 use crate::qualify::suite::Level;
 
 /// What a claim came to.
@@ -33,6 +39,58 @@ impl Tried {
     }
 }
 
+/// An answer, as far as it says which execution made it.
+struct Made {
+    /// The provider's own name for the work; `""` if it gave none.
+    remote_id: String,
+    /// The answer's own name; `""` if it has none.
+    id: String,
+    body: Arc<[u8]>,
+    /// Whether it says of itself that it was given before.
+    replayed: bool,
+}
+
+/// Whether one execution made two answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Executed {
+    Once,
+    Twice,
+    /// They do not say.
+    Unsaid,
+}
+
+impl Made {
+    fn of(response: &Response, remote_id: Option<String>) -> Self {
+        let says = |(name, value): &(String, String)| {
+            matches!(name.as_str(), "idempotency-replayed" | "idempotent-replayed") && value.eq_ignore_ascii_case("true")
+        };
+        Made {
+            remote_id: remote_id.unwrap_or_default(),
+            id: text_at(&response.body, "/id"),
+            body: Arc::clone(&response.body),
+            replayed: response.headers.iter().any(says),
+        }
+    }
+
+    /// By what another execution, `control`, has otherwise.
+    fn and(&self, again: &Made, control: &Made) -> Executed {
+        let names: [fn(&Made) -> &[u8]; 3] = [|made| made.remote_id.as_bytes(), |made| made.id.as_bytes(), |made| &made.body];
+        for name in names {
+            match (name(self), name(again)) {
+                ([], _) | (_, []) => {}
+                (first, second) if first != second => return Executed::Twice,
+                // Equal, as those of another execution are too: no name of an execution.
+                (first, _) if first == name(control) => {}
+                _ => return Executed::Once,
+            }
+        }
+        if again.replayed && !control.replayed { Executed::Once } else { Executed::Unsaid }
+    }
+}
+
+const ALIKE: &str =
+    "it answers alike under another key, without an id of its own or a word that it replays: equal answers prove nothing";
+
 impl Examined<'_> {
     /// Tries each claim of the provider's entry once.
     pub async fn capabilities(&self) -> Vec<Run> {
@@ -44,12 +102,11 @@ impl Examined<'_> {
         let mut tried = Vec::new();
         match self.first().await {
             Err(what) => tried.push(Tried::unknown("the first call", what)),
-            Ok((call, url, answer, remote_id)) => {
+            Ok((call, made)) => {
                 if abilities.replay.is_some() {
-                    tried.push(self.same_key(&call, &answer).await);
-                    tried.push(self.other_body(&call, &answer).await);
+                    tried.extend(self.keys(&call, &made).await);
                 }
-                let job_id = nobodys();
+                let (job_id, url, remote_id) = (nobodys(), call.rendered.url.clone(), made.remote_id);
                 let sent = |remote_id: &str, key: &str| Sent {
                     job_id,
                     attempt: 1,
@@ -61,12 +118,14 @@ impl Examined<'_> {
                 if abilities.status && !remote_id.is_empty() {
                     tried.push(settled("status after it is done", &self.provider.status(sent(&remote_id, "")).await));
                     let nobody = format!("onejob-{}", Uuid::new_v4());
-                    tried.push(unheard("status of an id that is none", &self.provider.status(sent(&nobody, "")).await));
+                    let evidence = self.provider.status(sent(&nobody, "")).await;
+                    tried.push(unheard("status of an id that is none", &evidence, abilities.status_missing));
                 }
                 if abilities.find {
                     tried.push(settled("find by our key", &self.provider.find(sent("", &call.idempotency_key)).await));
                     let nobody = format!("onejob-{}", Uuid::new_v4());
-                    tried.push(unheard("find by a key that was never sent", &self.provider.find(sent("", &nobody)).await));
+                    let evidence = self.provider.find(sent("", &nobody)).await;
+                    tried.push(unheard("find by a key that was never sent", &evidence, abilities.find_missing));
                 }
                 if cancels && !remote_id.is_empty() {
                     let what = "cancel after it is done";
@@ -87,33 +146,49 @@ impl Examined<'_> {
         run
     }
 
-    async fn first(&self) -> Result<(Call, String, Response, String), String> {
+    async fn first(&self) -> Result<(Call, Made), String> {
         let case = self.suite.cases.first().ok_or("there is no case")?;
         let body = case.request(self.suite, self.name, None, 0)?;
         let rendered = self.provider.render(&self.request(&body)).map_err(|error| error.to_string())?;
-        let url = rendered.url.clone();
         let call = self.call(rendered);
-        match self.provider.submit(call.clone()).await {
-            Outcome::Succeeded { response, remote_id, .. } => Ok((call, url, response, remote_id.unwrap_or_default())),
-            other => Err(why(&other)),
-        }
+        let made = self.made(self.provider.submit(call.clone()).await).map_err(|outcome| why(&outcome))?;
+        Ok((call, made))
     }
 
-    async fn same_key(&self, call: &Call, answer: &Response) -> Tried {
-        let what = "the same request under the same key";
-        let again = Call { deadline: std::time::Instant::now() + self.settings.total, ..call.clone() };
-        match self.provider.replay(again).await {
-            Outcome::Succeeded { response, .. } if response.body == answer.body => Tried::passed(what),
-            Outcome::Succeeded { .. } => {
-                Tried::failed(what, "another answer: it did the work twice, or does not say the same again")
+    fn made(&self, outcome: Outcome) -> Result<Made, Outcome> {
+        match outcome {
+            Outcome::Succeeded { response, remote_id, .. } => {
+                self.spend(&response);
+                Ok(Made::of(&response, remote_id))
             }
-            Outcome::Rejected { reason, .. } => Tried::failed(what, format!("refused: {reason}")),
-            other => Tried::unknown(what, why(&other)),
+            other => Err(other),
         }
     }
 
-    async fn other_body(&self, call: &Call, answer: &Response) -> Tried {
-        let what = "another request under the same key";
+    /// Whether one key is one execution: of the same request, and of another one.
+    async fn keys(&self, call: &Call, first: &Made) -> [Tried; 2] {
+        let (same, other) = ("the same request under the same key", "another request under the same key");
+        let control = match self.made(self.provider.submit(self.call(call.rendered.clone())).await) {
+            Ok(control) => control,
+            Err(outcome) => {
+                let what = format!("the same request under another key: {}", why(&outcome));
+                return [Tried::unknown(same, what.clone()), Tried::unknown(other, what)];
+            }
+        };
+        let again = Call { deadline: Instant::now() + self.settings.total, ..call.clone() };
+        let same = match self.made(self.provider.replay(again).await) {
+            Ok(again) => match first.and(&again, &control) {
+                Executed::Once => Tried::passed(same),
+                Executed::Twice => Tried::failed(same, "another answer: it did the work twice, or does not say the same again"),
+                Executed::Unsaid => Tried::unknown(same, ALIKE),
+            },
+            Err(Outcome::Rejected { reason, .. }) => Tried::failed(same, format!("refused: {reason}")),
+            Err(outcome) => Tried::unknown(same, why(&outcome)),
+        };
+        [same, self.other_body(other, call, first, &control).await]
+    }
+
+    async fn other_body(&self, what: &'static str, call: &Call, first: &Made, control: &Made) -> Tried {
         let case = self.suite.cases.first().map(|case| case.request(self.suite, self.name, None, 0));
         let Some(Ok(mut body)) = case else { return Tried::unknown(what, "there is no case") };
         // One more member that means nothing: another request, byte for byte.
@@ -123,12 +198,15 @@ impl Examined<'_> {
             Ok(rendered) => rendered,
             Err(error) => return Tried::unknown(what, error.to_string()),
         };
-        let other = Call { rendered, deadline: std::time::Instant::now() + self.settings.total, ..call.clone() };
-        match self.provider.submit(other).await {
-            Outcome::Rejected { .. } => Tried::passed(what),
-            Outcome::Succeeded { response, .. } if response.body == answer.body => Tried::passed(what),
-            Outcome::Succeeded { .. } => Tried::failed(what, "it did other work under a key that it had seen"),
-            other => Tried::unknown(what, why(&other)),
+        let other = Call { rendered, deadline: Instant::now() + self.settings.total, ..call.clone() };
+        match self.made(self.provider.submit(other).await) {
+            Ok(made) => match first.and(&made, control) {
+                Executed::Once => Tried::passed(what),
+                Executed::Twice => Tried::failed(what, "it did other work under a key that it had seen"),
+                Executed::Unsaid => Tried::unknown(what, ALIKE),
+            },
+            Err(Outcome::Rejected { .. }) => Tried::passed(what),
+            Err(outcome) => Tried::unknown(what, why(&outcome)),
         }
     }
 }
@@ -141,10 +219,14 @@ fn settled(what: &'static str, evidence: &Evidence) -> Tried {
     }
 }
 
-fn unheard(what: &'static str, evidence: &Evidence) -> Tried {
-    match evidence {
-        Evidence::NotFound | Evidence::Expired | Evidence::NoAnswer { .. } => Tried::passed(what),
-        other => Tried::failed(what, format!("nobody asked for it, and the provider says {}", word(other))),
+/// `missing`: what the entry says that "there is none" means.
+fn unheard(what: &'static str, evidence: &Evidence, missing: Missing) -> Tried {
+    match (evidence, missing) {
+        (Evidence::NotFound | Evidence::Expired, _) | (Evidence::NoAnswer { .. }, Missing::NoAnswer) => Tried::passed(what),
+        (Evidence::NoAnswer { reason }, Missing::NotFound) => {
+            Tried::unknown(what, format!("the entry says that it knows what it never heard of, and it says nothing: {reason}"))
+        }
+        (other, _) => Tried::failed(what, format!("nobody asked for it, and the provider says {}", word(other))),
     }
 }
 
@@ -156,5 +238,49 @@ fn word(evidence: &Evidence) -> &'static str {
         Evidence::Expired => "that it is forgotten",
         Evidence::Canceled => "that it was stopped",
         Evidence::NoAnswer { .. } => "nothing",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(remote_id: &str, body: &str, replayed: bool) -> Made {
+        let headers = if replayed { vec![("idempotency-replayed".to_owned(), "true".to_owned())] } else { Vec::new() };
+        let response = Response { status: 200, headers, body: body.as_bytes().into() };
+        Made::of(&response, Some(remote_id.to_owned()).filter(|id| !id.is_empty()))
+    }
+
+    #[test]
+    fn equal_answers_are_one_execution_only_by_what_another_execution_has_otherwise() {
+        let plain = |body: &str| made("", body, false);
+        for (first, again, control, executed) in [
+            // The answers' bytes.
+            (plain("a"), plain("a"), plain("b"), Executed::Once),
+            (plain("a"), plain("b"), plain("c"), Executed::Twice),
+            (plain("a"), plain("a"), plain("a"), Executed::Unsaid),
+            // Their own names: what else is in them may differ.
+            (plain(r#"{"id":1,"at":1}"#), plain(r#"{"id":1,"at":2}"#), plain(r#"{"id":2,"at":3}"#), Executed::Once),
+            (plain(r#"{"id":1,"a":1}"#), plain(r#"{"id":2,"a":1}"#), plain(r#"{"id":3,"a":1}"#), Executed::Twice),
+            (plain(r#"{"id":1}"#), plain(r#"{"id":1}"#), plain(r#"{"id":1}"#), Executed::Unsaid),
+            // The work's.
+            (made("1", "a", false), made("1", "a", false), made("2", "a", false), Executed::Once),
+            (made("1", "a", false), made("2", "a", false), made("3", "a", false), Executed::Twice),
+            // The provider's word.
+            (plain("a"), made("", "a", true), plain("a"), Executed::Once),
+            (plain("a"), made("", "a", true), made("", "a", true), Executed::Unsaid),
+            (plain("a"), made("", "b", true), plain("a"), Executed::Twice),
+        ] {
+            assert_eq!(first.and(&again, &control), executed, "{:?} {:?}", first.id, again.replayed);
+        }
+    }
+
+    #[test]
+    fn who_says_nothing_of_what_it_never_heard_of_has_not_kept_its_word() {
+        let nothing = Evidence::NoAnswer { reason: "it answered 500".to_owned() };
+        assert_eq!(unheard("", &Evidence::NotFound, Missing::NotFound).verdict, Verdict::Passed);
+        assert_eq!(unheard("", &nothing, Missing::NotFound).verdict, Verdict::Inconclusive);
+        assert_eq!(unheard("", &nothing, Missing::NoAnswer).verdict, Verdict::Passed, "its entry claims no more");
+        assert_eq!(unheard("", &Evidence::StillRunning, Missing::NoAnswer).verdict, Verdict::Failed);
     }
 }

@@ -331,6 +331,11 @@ impl Examined<'_> {
         run
     }
 
+    /// Why an answer that says of itself that it was given before is no evidence, if it says so.
+    pub fn is_cached(&self, response: &Response) -> Option<String> {
+        cached(response, "", &Mutex::default())
+    }
+
     /// The request of a body, as it comes to the provider through the gateway.
     pub fn request(&self, body: &[u8]) -> Request {
         Request {
@@ -414,7 +419,7 @@ fn cached(response: &Response, id: &str, ids: &Ids) -> Option<String> {
     known.then(|| format!("a cached answer is no evidence: the id {id:?} came before"))
 }
 
-fn text_at(body: &[u8], pointer: &str) -> String {
+pub(super) fn text_at(body: &[u8], pointer: &str) -> String {
     let answer: Option<Value> = serde_json::from_slice(body).ok();
     let found = answer.as_ref().and_then(|answer| answer.pointer(pointer));
     found.map(|found| found.as_str().map_or_else(|| found.to_string(), str::to_owned)).unwrap_or_default()

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use onejob::provider::simulated::{Entry, Keys, Simulated, SimulatedOptions};
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 
 use crate::cli::onejob;
@@ -256,4 +258,102 @@ async fn a_file_of_another_contract_or_in_another_hand_is_refused_and_left_as_it
     assert!(refused.stderr.contains("another qualification writes to it"), "{}", refused.stderr);
     assert_eq!(site.second.ledger().received, 1, "the second asks nothing");
     drop(first);
+}
+
+/// A provider that executes each request, and answers every one with the same bytes, as a model at temperature 0 may.
+async fn always_alike() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let (from, mut to) = stream.into_split();
+                let mut lines = BufReader::new(from);
+                loop {
+                    let (mut line, mut length) = (String::new(), 0);
+                    while line != "\r\n" {
+                        line.clear();
+                        if lines.read_line(&mut line).await.unwrap_or(0) == 0 {
+                            return;
+                        }
+                        if let Some(bytes) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                            length = bytes.trim().parse().unwrap();
+                        }
+                    }
+                    lines.read_exact(&mut vec![0; length]).await.unwrap();
+                    let body = r#"{"choices":[{"finish_reason":"stop"}]}"#;
+                    let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length";
+                    to.write_all(format!("{head}: {}\r\n\r\n{body}", body.len()).as_bytes()).await.unwrap();
+                }
+            });
+        }
+    });
+    format!("http://{addr}")
+}
+
+/// What came of each claim.
+fn claims(report: &Value) -> Vec<(String, String)> {
+    let runs = report["all"].as_array().unwrap().iter().filter(|run| run["level"] == "capabilities");
+    let word = |value: &Value| value.as_str().unwrap().to_owned();
+    runs.map(|run| (word(&run["case"]), word(&run["verdict"]))).collect()
+}
+
+/// Whether it honours keys, nobody can tell: it executed the same key twice, and said the same.
+#[tokio::test]
+async fn equal_answers_under_one_key_prove_nothing_where_another_key_gets_them_too() {
+    let suite = SUITE.replace("[structure, meaning]", "[meaning, capabilities]");
+    let site = Site::open_with(simulated().await, &suite, "").await;
+    site.write(&suite, "", &always_alike().await);
+    let report = site.qualify(&[]).await.expect(6).json()["report"].clone();
+    assert_eq!((&report["runs"], &report["failures"], &report["verdict"]), (&json!(12), &json!(0), &json!("inconclusive")));
+    let open = |what: &str| (what.to_owned(), "inconclusive".to_owned());
+    assert_eq!(claims(&report), [open("the same request under the same key"), open("another request under the same key")]);
+    assert!(report["all"].to_string().contains("equal answers prove nothing"), "{report}");
+    // One that executes it twice, and says so by its answers.
+    site.write(&suite, "", &site.second.base_url());
+    let report = site.qualify(&[]).await.expect(1).json()["report"].clone();
+    assert_eq!(claims(&report)[0], ("the same request under the same key".to_owned(), "failed".to_owned()));
+}
+
+#[tokio::test]
+async fn a_queue_that_knows_what_it_never_heard_of_keeps_its_word() {
+    let keys = SimulatedOptions { keys: Keys::Honoured, ..SimulatedOptions::default() };
+    let suite = SUITE
+        .replace("[structure, meaning]", "[meaning, capabilities]")
+        .replace("output.choices[0].finish_reason", "output.model");
+    let suite = suite.replace("== 'stop'", "== 'simulated-1'");
+    let site = Site::open_with(Simulated::start(keys).await.unwrap(), &suite, "").await;
+    let toml = std::fs::read_to_string(site.path("onejob.toml")).unwrap();
+    let toml = toml.replace(
+        "path = \"/chat/completions\"",
+        "preset = \"job-queue\"\npoll = { first = \"5ms\" }\nstatus = { missing = \"not_found\" }",
+    );
+    std::fs::write(site.path("onejob.toml"), toml).unwrap();
+    let report = site.qualify(&[]).await.expect(0).json()["report"].clone();
+    let held: Vec<String> =
+        claims(&report).into_iter().filter(|(_, verdict)| verdict == "passed").map(|(what, _)| what).collect();
+    let expected = [
+        "the same request under the same key",
+        "another request under the same key",
+        "status after it is done",
+        "status of an id that is none",
+        "find by our key",
+        "find by a key that was never sent",
+        "cancel after it is done",
+    ];
+    assert_eq!(held, expected);
+}
+
+#[tokio::test]
+async fn two_qualifications_through_a_gateway_both_call_the_provider() {
+    let site = Site::open_with(simulated().await, &SUITE.replace("[structure, meaning]", "[meaning, gateway]"), "").await;
+    for all in [1, 2] {
+        site.qualify(&[]).await.expect(0);
+        let ledger = site.second.ledger();
+        let each = REQUESTS + 4;
+        assert_eq!((ledger.received, ledger.executed), (all * each, all * each), "nothing that was kept is told again");
+    }
+    let asked = site.asked();
+    let keys: BTreeSet<&str> = asked.iter().map(|entry| entry.idempotency_key.as_str()).collect();
+    assert_eq!(keys.len(), asked.len());
 }
