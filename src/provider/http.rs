@@ -431,6 +431,39 @@ fn authorization(bearer: &str) -> Result<HeaderValue, HttpProblem> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Adapter, Submit};
+    use crate::provider::async_http::{AsyncHttpOptions, AsyncHttpProvider};
+
+    #[test]
+    fn what_is_certified_is_rendered_as_each_adapter_renders() {
+        let submit = Submit { body: Some("{{ with(body, user=key, model='m') }}".to_owned()), id: None };
+        let request = Request {
+            method: String::new(),
+            target: "/print?x=1".to_owned(),
+            content_type: "application/json".to_owned(),
+            headers: vec![("accept".to_owned(), "text/plain".to_owned())],
+            body: b"{\"pages\":1.50}".as_slice().into(),
+        };
+        for adapter in [Adapter::Http, Adapter::AsyncHttp] {
+            let entry = ProviderEntry {
+                adapter,
+                base_url: "http://a.example/v1".to_owned(),
+                headers: BTreeMap::from([("x-tray".to_owned(), "a4".to_owned())]),
+                submit: Some(submit.clone()),
+                ..ProviderEntry::default()
+            };
+            let options = HttpOptions::from_entry(&entry, None, RESULT_BYTES_MAX);
+            let provider: Box<dyn Provider> = match adapter {
+                Adapter::AsyncHttp => {
+                    Box::new(AsyncHttpProvider::new("a", AsyncHttpOptions::from_entry(&entry, options, None)).unwrap())
+                }
+                Adapter::Http | Adapter::Simulated => Box::new(HttpProvider::new("a", options).unwrap()),
+            };
+            let rendered = provider.render(&request).unwrap();
+            assert_eq!(Renderer::of(&entry).unwrap().render(&request).unwrap(), rendered, "{adapter:?}");
+            assert_eq!(rendered.body[..], *b"{\"pages\":1.50,\"model\":\"m\",\"user\":\0key\0}");
+        }
+    }
 
     #[test]
     fn a_cost_is_a_number_of_whole_units_at_its_place() {
