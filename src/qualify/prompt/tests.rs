@@ -327,3 +327,19 @@ async fn an_endpoint_that_does_not_answer_so_says_nothing() {
         Prompt::of(&entry).unwrap().look(request().to_string().as_bytes()).await.unwrap_err();
     }
 }
+
+/// As templates do that put the answers of several tools into one turn.
+#[test]
+fn a_template_may_look_at_the_messages_beside_one() {
+    let template = "{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {%- if not loop.previtem or loop.previtem.role != 'tool' %}{{- '<tools>' }}{%- endif %}
+        {{- message.content }};
+        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '</tools>' }}{%- endif %}
+    {%- else %}{{- message.content }}{%- endif %}
+{%- endfor %}";
+    let tool = |content: &str| json!({ "role": "tool", "content": content });
+    let user = |content: &str| json!({ "role": "user", "content": content });
+    let asked = json!({ "messages": [user("a"), tool("1"), tool("2"), user("b"), tool("3")] });
+    assert_eq!(chat(template).render(&asked, true).unwrap(), "a<tools>1;2;</tools>b<tools>3;</tools>");
+}
