@@ -34,7 +34,7 @@ const SHOWN_CHARS_MAX: usize = 200;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// Where requests go: the URL without its query.
+    /// Where requests go: method and URL, the query by its hash.
     Endpoint,
     /// The model that is asked for, as the request names it.
     Model,
@@ -48,7 +48,8 @@ pub enum Part {
     Schema,
     /// The route's assertions and those of the suite's cases.
     Assertions,
-    /// Everything in the request's body beside the model that does not vary from request to request.
+    /// Everything in the request's body beside the model that does not vary from request to request; and its media type, if that
+    /// is not JSON.
     Parameters,
     /// The suite as a whole.
     Suite,
@@ -116,13 +117,21 @@ impl Contract {
     /// another for each attempt and is bound by the template alone.
     pub fn bind(&self, rendered: &Rendered) -> Bindings {
         let mut parts = self.fixed.clone();
-        let url = rendered.url.split(['?', '#']).next().unwrap_or_default();
-        parts.insert(Part::Endpoint, shown(&format!("{} {url}", rendered.method)));
+        // What stands behind the path may be a secret, and may say what is done all the same.
+        let (url, query) = rendered.url.split_once('?').unwrap_or((&rendered.url, ""));
+        let query = if query.is_empty() { String::new() } else { format!("?sha256:{}", hex(&sha256(query.as_bytes())[..16])) };
+        parts.insert(Part::Endpoint, shown(&format!("{} {url}{query}", rendered.method)));
         let body = if self.has_template { Cow::Owned(unnamed(&rendered.body)) } else { Cow::Borrowed(&rendered.body[..]) };
         let value: Option<Value> = serde_json::from_slice(&body).ok();
         let model = value.as_ref().and_then(|value| value.pointer(&self.model)?.as_str()).unwrap_or_default();
         parts.insert(Part::Model, shown(model));
-        parts.insert(Part::Parameters, self.parameters(&body));
+        let types = rendered.headers.iter().filter(|(name, _)| name.eq_ignore_ascii_case("content-type"));
+        let types: Vec<String> = types.map(|(_, value)| essence(value)).filter(|essence| essence != "application/json").collect();
+        let mut parameters = self.parameters(&body);
+        if !types.is_empty() {
+            parameters = hex(&sha256(format!("{parameters}\n{}", types.join("\n")).as_bytes()));
+        }
+        parts.insert(Part::Parameters, parameters);
         Bindings(parts)
     }
 
@@ -164,6 +173,11 @@ impl Bindings {
         }
         hex(&sha256(text.as_bytes()))
     }
+}
+
+/// A media type without its parameters.
+fn essence(content_type: &str) -> String {
+    content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
 }
 
 fn shown(text: &str) -> String {
@@ -416,10 +430,18 @@ mod tests {
         let kept = [kept(&certified, Standing::Live)];
         let asked = |url: &str, body: &str| decide(&contract.bind(&rendered(url, body)), &kept, 1_500).map(|one| one.id.clone());
         assert!(asked(URL, BODY).is_ok());
-        assert!(asked(&format!("{URL}?trace=1"), BODY).is_ok());
         assert!(asked(URL, r#"{"stream":true,"messages":[],"temperature":0,"model":"m-1"}"#).is_ok());
         let other = |parts: &[Part]| Err(Denial::Other { parts: parts.to_vec() });
         assert_eq!(asked("https://laser.example/v2/chat", BODY), other(&[Part::Endpoint]));
+        assert_eq!(asked(&format!("{URL}?api-version=2"), BODY), other(&[Part::Endpoint]));
+        let bound = contract.bind(&rendered(&format!("{URL}?key=secret"), BODY));
+        assert!(bound.get(Part::Endpoint).starts_with(&format!("POST {URL}?sha256:")), "{bound:?}");
+        for (content_type, is_json) in [("Application/JSON; charset=utf-8", true), ("text/plain", false)] {
+            let mut typed = rendered(URL, BODY);
+            typed.headers.push(("Content-Type".to_owned(), content_type.to_owned()));
+            let decided = decide(&contract.bind(&typed), &kept, 1_500).map(|one| one.id.clone());
+            assert_eq!(decided.is_ok(), is_json, "{content_type}");
+        }
         assert_eq!(asked(URL, &BODY.replace("m-1", "m-2")), other(&[Part::Model]));
         assert_eq!(asked(URL, &BODY.replace(":0", ":1")), other(&[Part::Parameters]));
         assert_eq!(asked(URL, "not json"), other(&[Part::Model, Part::Parameters]));
