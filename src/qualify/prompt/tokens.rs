@@ -74,24 +74,27 @@ impl Tokens {
 
     /// Counts the tokens of the prompt that the server makes of a request's messages; `None` where no server does.
     pub(super) async fn count_messages(&self, request: &Value, prompts: bool, adds: bool) -> Result<Option<Counted>, String> {
-        let endpoint = match self {
+        match self {
             #[cfg(feature = "tokenizers")]
-            Tokens::Local(_) => return Ok(None),
-            Tokens::Remote(endpoint) => endpoint,
-        };
-        let mut asked = json!({ "add_generation_prompt": prompts, "add_special_tokens": adds });
-        for name in ["messages", "tools", "chat_template_kwargs"] {
-            if let Some(value) = request.get(name) {
-                asked[name] = value.clone();
+            Tokens::Local(_) => Ok(None),
+            Tokens::Remote(endpoint) => {
+                let mut asked = json!({ "add_generation_prompt": prompts, "add_special_tokens": adds });
+                for name in ["messages", "tools", "chat_template_kwargs"] {
+                    if let Some(value) = request.get(name) {
+                        asked[name] = value.clone();
+                    }
+                }
+                named(&mut asked, request);
+                let counted = counted(&endpoint.ask(&asked).await?)?;
+                // llama.cpp answers so to what it does not know.
+                if counted.all == 0 {
+                    return Err(
+                        "tokenize: it counts no tokens of messages; name a chat_template or an apply_template too".to_owned()
+                    );
+                }
+                Ok(Some(counted))
             }
         }
-        named(&mut asked, request);
-        let counted = counted(&endpoint.ask(&asked).await?)?;
-        // llama.cpp answers so to what it does not know.
-        if counted.all == 0 {
-            return Err("tokenize: it counts no tokens of messages; name a chat_template or an apply_template too".to_owned());
-        }
-        Ok(Some(counted))
     }
 
     /// Finds out what begins a prompt: what the tokenizer adds before a text by itself, or else the token of this name.
