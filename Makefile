@@ -1,6 +1,6 @@
 # onejob: every command of the house. `make` alone shows this list. Needs Rust (rust-version in Cargo.toml) and, for packages, apt-get.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-bench run test lint fmt unit series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts
+.PHONY: help setup setup-run setup-bench run test lint fmt unit series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify
 CARGO_DENY_VERSION := 0.20.2
 # Tests kill gateways at these points. What is run, and what is released, is built without.
 POINTS := --features failpoints
@@ -60,6 +60,10 @@ peers: setup-run  ## the same failures through openai-python, LiteLLM's proxy an
 real-model: setup-run  ## a streamed completion by a real model through two gateways: MODEL_URL=http://127.0.0.1:8080, and MODEL if it wants a name
 	cargo test $(POINTS) --test it -- --ignored --nocapture --exact real_model::three_readers_of_one_generation_get_what_a_direct_stream_says \
 		real_model::a_prompt_has_as_many_tokens_as_its_server_counts
+
+real-qualify: setup-run  ## a real model proves itself and takes over, another one is refused and never called: FIRST_URL and SECOND_URL, its order in examples/qualify
+	cargo test $(POINTS) --test it -- --ignored --nocapture --exact \
+		real_model::the_model_that_keeps_the_contract_takes_over_and_the_other_one_is_never_called
 
 real-prompts:  ## what is wrong with prompts is found on real templates: PROMPT_DIR=a directory of models, each with tokenizer.json and tokenizer_config.json
 	cargo test $(POINTS) --test it -- --ignored --nocapture --exact real_model::it_is_found_on_the_templates_of_real_models_too

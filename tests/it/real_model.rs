@@ -13,8 +13,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::cli::{Process, onejob};
 use crate::http_streams::content;
 use crate::http_support::Client;
+use crate::support::Redis;
 use crate::support::gateway::Site;
 
 const PATH: &str = "/v1/chat/completions";
@@ -207,4 +209,85 @@ async fn a_prompt_has_as_many_tokens_as_its_server_counts() {
     let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
     println!("{found:?}\nby the server: {}", answer["usage"]);
     assert_eq!((found.tokens, found.faults), (answer["usage"]["prompt_tokens"].as_u64(), Vec::new()));
+}
+
+/// The example of `docs/QUALIFY.md`, with real models: one keeps the contract and takes over, the other one is never called.
+#[tokio::test]
+#[ignore = "needs two servers with models: make real-qualify"]
+async fn the_model_that_keeps_the_contract_takes_over_and_the_other_one_is_never_called() {
+    let server = |name: &str| -> SocketAddr {
+        let url = said(name).unwrap_or_else(|| panic!("{name}=http://127.0.0.1:8081"));
+        url.trim_start_matches("http://").trim_end_matches('/').parse().expect("http://address:port")
+    };
+    let (first, second) = (Relay::open(server("FIRST_URL")).await, Relay::open(server("SECOND_URL")).await);
+    let (redis, dir) = (Redis::start().await, tempfile::tempdir().unwrap());
+    let example = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/qualify");
+    let mut text = std::fs::read_to_string(example.join("onejob.toml")).unwrap();
+    for (from, to) in [
+        ("127.0.0.1:7470", "127.0.0.1:0".to_owned()),
+        ("redis://127.0.0.1:7471", redis.url().to_owned()),
+        ("127.0.0.1:8081", first.addr.to_string()),
+        ("127.0.0.1:8082", second.addr.to_string()),
+        ("suites/city.yaml", example.join("suites/city.yaml").display().to_string()),
+        ("schemas/city.json", example.join("schemas/city.json").display().to_string()),
+    ] {
+        assert!(text.contains(from), "{from}");
+        text = text.replace(from, &to);
+    }
+    let config = dir.path().join("onejob.toml");
+    std::fs::write(&config, text).unwrap();
+    let run = async |arguments: &[&str]| {
+        let output = onejob().arg("--config").arg(&config).args(arguments).output().await.unwrap();
+        println!("$ onejob {}", arguments.join(" "));
+        println!("{}{}(exit code {:?})\n", said_by(&output.stdout), said_by(&output.stderr), output.status.code().unwrap());
+        output.status.code().unwrap()
+    };
+    let swapped = ["--set", "route.city.providers=[\"second\",\"first\"]"];
+    assert_eq!(run(&["qualify", "--route", "city", "--provider", "second", "--actor", "alice"]).await, 0);
+    assert_eq!(run(&[&swapped[..], &["qualify", "--route", "city", "--provider", "first"]].concat()).await, 1);
+    assert_eq!(run(&["can-failover", "--route", "city"]).await, 0);
+    assert_eq!(run(&[&swapped[..], &["can-failover", "--route", "city"]].concat()).await, 1);
+
+    let body = serde_json::json!({
+        "temperature": 0, "max_tokens": 60,
+        "messages": [
+            { "role": "system", "content": "You extract facts. Answer with one JSON object and nothing else, of this form: \
+                {\"city\": \"...\", \"country\": \"...\"} If the text names no city, answer {\"city\": \"none\", \"country\": \"none\"}." },
+            { "role": "user", "content": "She lives in Osaka, Japan." },
+        ],
+    })
+    .to_string();
+    let down = "http://127.0.0.1:1/v1";
+    for (order, broken, status) in [(&[][..], "first", 200), (&swapped[..], "second", 502)] {
+        let before = (first.asked.load(Ordering::SeqCst), second.asked.load(Ordering::SeqCst));
+        let mut command = onejob();
+        command.arg("--config").arg(&config).args(order);
+        command.arg("--set").arg(format!("provider.{broken}.base_url=\"{down}\"")).arg("serve");
+        let gateway = Process::start(command, dir.path().join("stderr")).await;
+        let client = Client::new(gateway.url.trim_start_matches("http://").trim_end_matches('/').parse().unwrap());
+        let headers = [("idempotency-key", broken), ("content-type", "application/json")];
+        let answer = client.send("POST", "/proxy/city/chat/completions", &headers, body.clone()).await;
+        let asked = (first.asked.load(Ordering::SeqCst) - before.0, second.asked.load(Ordering::SeqCst) - before.1);
+        println!(
+            "{broken} down: {}, by {:?}, calls of (first, second): {asked:?}",
+            answer.status,
+            answer.header("onejob-provider")
+        );
+        println!("  {}", answer.text());
+        let metrics = client.get("/metrics").await.text();
+        let denied: Vec<&str> =
+            metrics.lines().filter(|line| line.starts_with("onejob_failovers_denied_total{") && !line.ends_with(" 0")).collect();
+        println!("  {}", denied.join("\n  "));
+        assert_eq!(answer.status, status);
+        if status == 200 {
+            assert_eq!((asked, denied.len()), ((0, 1), 0));
+        } else {
+            assert!(asked == (0, 0) && denied.len() == 1 && denied[0].contains("no_certificate"), "{asked:?} {denied:?}");
+        }
+        gateway.terminate().await;
+    }
+}
+
+fn said_by(output: &[u8]) -> String {
+    String::from_utf8_lossy(output).into_owned()
 }
