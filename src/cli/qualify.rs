@@ -9,8 +9,8 @@ use onejob::fingerprint::{hex, sha256};
 use onejob::provider::{Outcome, Provider as _};
 use onejob::qualify::prompt::{Prompt, why};
 use onejob::qualify::runner::{Examined, Report, Run, Settings, Spent, Verdict};
-use onejob::qualify::suite::{Case, Level};
-use onejob::qualify::{Bindings, Certificate};
+use onejob::qualify::suite::{Case, Level, Suite};
+use onejob::qualify::{Bindings, Certificate, Contract};
 use onejob::store::EVIDENCE_BYTES_MAX;
 use serde_json::{Value, json};
 
@@ -58,46 +58,84 @@ pub(super) struct Arguments {
     actor: String,
 }
 
+/// What is proved: that a provider keeps a route's contract.
+pub(super) struct Subject<'a> {
+    config: &'a Config,
+    pub(super) route: &'a str,
+    pub(super) name: &'a str,
+    contract: &'a Contract,
+    pub(super) suite: &'a Suite,
+    /// What all requests of the suite are bound to.
+    pub(super) wanted: Bindings,
+}
+
+impl<'a> Subject<'a> {
+    /// Finds it in a configuration.
+    pub(super) fn of(config: &'a Config, route: &'a str, name: &'a str) -> Result<Self, Failure> {
+        let wrong = |what: String| Err(Failure::new(Exit::Usage, what));
+        let Some(entry) = config.route.get(route) else { return wrong(format!("there is no route {route:?}")) };
+        let Some(place) = entry.providers.iter().position(|one| one == name) else {
+            return wrong(format!("route {route} has no provider {name:?}: {}", entry.providers.join(", ")));
+        };
+        let Some(qualified) = config.qualified(route) else {
+            let what = format!("route {route} has no suite: set route.{route}.qualify = {{ suite = \"suites/{route}.yaml\" }}");
+            return wrong(what);
+        };
+        let (contract, suite) = (&qualified.contracts[place], &qualified.suite);
+        let wanted = all_bindings(config, &suite.cases, contract, suite)?;
+        Ok(Subject { config, route, name, contract, suite, wanted })
+    }
+
+    /// The provider, about to be examined; `settings.total` is its own.
+    pub(super) fn examined(&self, settings: Settings, cost: u64) -> Result<Examined<'a>, Failure> {
+        let (config, name) = (self.config, self.name);
+        let Some(provider) = assemble::provider(config, name)? else {
+            return Err(Failure::new(Exit::Usage, format!("there is no provider {name:?}")));
+        };
+        let entry = &config.provider[name];
+        let prompt = entry.prompt.as_ref().map(Prompt::of).transpose();
+        let prompt = prompt.map_err(|what| Failure::new(Exit::Usage, format!("provider.{name}.prompt: {what}")))?;
+        let route = config.validator(self.route).map(AsRef::as_ref);
+        let settings = Settings { total: entry.timeouts.total, ..settings };
+        Ok(Examined { route, name, provider, prompt, suite: self.suite, settings, spent: Spent::after(cost) })
+    }
+
+    pub(super) fn report(&self, all: Vec<Run>) -> Report {
+        Report::of(self.route, self.name, self.suite, all)
+    }
+
+    /// A certificate for a report that passed, with what is kept of it as evidence.
+    pub(super) fn certificate(&self, report: &Report, by: &str, now_ms: u64) -> Result<(Certificate, Vec<u8>), Failure> {
+        let mut evidence = serde_json::to_vec(report).or_exit(Exit::Internal)?;
+        if evidence.len() > EVIDENCE_BYTES_MAX {
+            // The runs that passed say nothing that their number does not.
+            let all = report.all.iter().filter(|run| run.verdict != Verdict::Passed).cloned().collect();
+            evidence = serde_json::to_vec(&Report { all, ..report.clone() }).or_exit(Exit::Internal)?;
+        }
+        Ok((issue(self.config, report, self.wanted.clone(), &evidence, by, now_ms), evidence))
+    }
+}
+
 pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
     let config = context.load().or_exit(Exit::Usage)?;
-    let (route, name) = (&arguments.route, &arguments.provider);
-    let wrong = |what: String| Err(Failure::new(Exit::Usage, what));
-    let Some(entry) = config.route.get(route) else { return wrong(format!("there is no route {route:?}")) };
-    let Some(place) = entry.providers.iter().position(|one| one == name) else {
-        return wrong(format!("route {route} has no provider {name:?}: {}", entry.providers.join(", ")));
-    };
-    let Some(qualified) = config.qualified(route) else {
-        return wrong(format!("route {route} has no suite: set route.{route}.qualify = {{ suite = \"suites/{route}.yaml\" }}"));
-    };
-    if entry.effects == Effects::External && !arguments.accept_effects {
+    let subject = Subject::of(&config, &arguments.route, &arguments.provider)?;
+    if config.route[subject.route].effects == Effects::External && !arguments.accept_effects {
         let what =
             "effects = \"external\": what its provider does happens for real, each run anew; --accept-effects if that is well";
-        return wrong(format!("route {route}: {what}"));
+        return Err(Failure::new(Exit::Usage, format!("route {}: {what}", subject.route)));
     }
-    let contract = &qualified.contracts[place];
-    let suite = &qualified.suite;
-    let wanted = all_bindings(&config, &qualified.suite.cases, contract, suite)?;
-    let Some(provider) = assemble::provider(&config, name)? else { return wrong(format!("there is no provider {name:?}")) };
-    let of_provider = &config.provider[name];
-    let prompt = of_provider.prompt.as_ref().map(Prompt::of).transpose();
-    let prompt = prompt.map_err(|what| Failure::new(Exit::Usage, format!("provider.{name}.prompt: {what}")))?;
-    let store = if arguments.dry_run { None } else { Some(store(&config).await?) };
-    let resume = arguments.resume.as_deref().map(|file| Resume::open(file, &wanted.hash(route, name))).transpose()?;
-    let done = resume.as_ref().map(|resume| resume.done.clone()).unwrap_or_default();
-    let examined = Examined {
-        route: config.validator(route).map(AsRef::as_ref),
-        name,
-        provider,
-        prompt,
-        suite,
-        settings: Settings {
-            concurrency: usize::from(arguments.concurrency),
-            total: of_provider.timeouts.total,
-            time_max: arguments.time_max,
-            cost_max: arguments.cost_max,
-        },
-        spent: Spent::after(resume.as_ref().map_or(0, |resume| resume.cost)),
+    let suite = subject.suite;
+    let settings = Settings {
+        concurrency: usize::from(arguments.concurrency),
+        total: Duration::ZERO,
+        time_max: arguments.time_max,
+        cost_max: arguments.cost_max,
     };
+    let store = if arguments.dry_run { None } else { Some(store(&config).await?) };
+    let bindings = subject.wanted.hash(subject.route, subject.name);
+    let resume = arguments.resume.as_deref().map(|file| Resume::open(file, &bindings)).transpose()?;
+    let done = resume.as_ref().map(|resume| resume.done.clone()).unwrap_or_default();
+    let examined = subject.examined(settings, resume.as_ref().map_or(0, |resume| resume.cost))?;
     let requests: usize = suite.cases.iter().map(|case| 1 + case.relations.len()).sum();
     let bar = progress(context.format, requests * suite.runs as usize);
     bar.set_position(done.len() as u64);
@@ -109,35 +147,27 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         }
     };
     let mut all = examined.run(&done, tell).await;
-    let cases_pass = Report::of(route, name, suite, all.clone()).verdict == Verdict::Passed;
+    let cases_pass = subject.report(all.clone()).verdict == Verdict::Passed;
     // What would be refused anyway is not asked for more.
     if cases_pass && suite.levels.contains(&Level::Gateway) {
         bar.set_message("through a gateway");
-        all.extend(through_gateway(&config, contract, &examined).await?);
+        all.extend(through_gateway(&config, subject.contract, &examined).await?);
     }
     if cases_pass && suite.levels.contains(&Level::Capabilities) {
         bar.set_message("capabilities");
         all.extend(examined.capabilities().await);
     }
     bar.finish_and_clear();
-    let report = Report::of(route, name, suite, all);
-    let mut evidence = serde_json::to_vec(&report).or_exit(Exit::Internal)?;
+    let report = subject.report(all);
     if let Some(file) = &arguments.report {
-        std::fs::write(file, &evidence).map_err(|error| Failure::new(Exit::Usage, format!("{}: {error}", file.display())))?;
+        let whole = serde_json::to_vec(&report).or_exit(Exit::Internal)?;
+        std::fs::write(file, whole).map_err(|error| Failure::new(Exit::Usage, format!("{}: {error}", file.display())))?;
     }
     let mut certificate = None;
     if let Some(store) = &store {
         if report.verdict == Verdict::Passed {
-            if evidence.len() > EVIDENCE_BYTES_MAX {
-                // The runs that passed say nothing that their number does not.
-                let short = Report {
-                    all: report.all.iter().filter(|run| run.verdict != Verdict::Passed).cloned().collect(),
-                    ..report.clone()
-                };
-                evidence = serde_json::to_vec(&short).or_exit(Exit::Internal)?;
-            }
-            let issued = issue(&config, &report, wanted, &evidence, &arguments.actor, store.now_ms());
-            store.issue_certificate(&issued, &evidence).await.or_exit(Exit::Unavailable)?;
+            let (issued, evidence) = subject.certificate(&report, &arguments.actor, store.now_ms())?;
+            store.issue_certificate(&issued, &evidence, None).await.or_exit(Exit::Unavailable)?;
             certificate = Some(issued);
         }
         store.close().await;
@@ -152,12 +182,7 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
 }
 
 /// What all requests of a suite are bound to: a certificate is for one contract.
-fn all_bindings(
-    config: &Config,
-    cases: &[Case],
-    contract: &onejob::qualify::Contract,
-    suite: &onejob::qualify::suite::Suite,
-) -> Result<Bindings, Failure> {
+fn all_bindings(config: &Config, cases: &[Case], contract: &Contract, suite: &Suite) -> Result<Bindings, Failure> {
     let mut first: Option<(Bindings, &str)> = None;
     for case in cases {
         let body = case.request(suite, &contract.provider, None, 0).map_err(|what| Failure::new(Exit::Usage, what))?;
@@ -206,11 +231,7 @@ fn issue(config: &Config, report: &Report, bindings: Bindings, evidence: &[u8], 
 ///
 /// Each under a key that nobody has used, so that no gateway, nor this one, tells what it kept; an answer that says of itself that it
 /// was given before is no evidence here either.
-async fn through_gateway(
-    config: &Config,
-    contract: &onejob::qualify::Contract,
-    examined: &Examined<'_>,
-) -> Result<Vec<Run>, Failure> {
+async fn through_gateway(config: &Config, contract: &Contract, examined: &Examined<'_>) -> Result<Vec<Run>, Failure> {
     let streams = contract.vary.iter().any(|pointer| pointer == "/stream");
     let through = Through::start(config, &contract.route, &contract.provider).await?;
     let mut runs = Vec::new();

@@ -171,12 +171,16 @@ impl Examined<'_> {
     pub async fn run(&self, done: &[Run], tell: impl Fn(&Run)) -> Vec<Run> {
         // What answered before it was interrupted is known again as well.
         let ids = Mutex::new(done.iter().map(|run| run.answer_id.clone()).filter(|id| !id.is_empty()).collect());
-        let all = (1..=self.suite.runs).flat_map(|number| self.suite.cases.iter().map(move |case| (case, number)));
+        let cases = self.suite.cases.len();
+        let all: Vec<(usize, u32)> =
+            (1..=self.suite.runs).flat_map(|number| (0..cases).map(move |place| (place, number))).collect();
         let (tell, ids) = (&tell, &ids);
-        let runs = futures_util::stream::iter(all.map(|(case, number)| self.one(case, number, done, ids, tell)))
-            .buffer_unordered(self.settings.concurrency.max(1))
-            .collect::<Vec<_>>()
-            .await;
+        let runs = futures_util::stream::iter(
+            all.into_iter().map(|(place, number)| self.one(&self.suite.cases[place], number, done, ids, tell)),
+        )
+        .buffer_unordered(self.settings.concurrency.max(1))
+        .collect::<Vec<_>>()
+        .await;
         runs.into_iter().flatten().collect()
     }
 
