@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use super::certificates::{at, bindings, store, table};
 use super::gateway::Through;
 use super::resume::Resume;
+use super::show::harmless;
 use super::{Context, Exit, Failure, Format, OrExit as _, assemble};
 
 const CODES: &str = "\
@@ -100,6 +101,11 @@ impl<'a> Subject<'a> {
         Ok(Examined { route, name, provider, prompt, suite: self.suite, settings, spent: Spent::after(cost) })
     }
 
+    /// JSON pointers to what its requests may differ in.
+    pub(super) fn vary(&self) -> &'a [String] {
+        &self.contract.vary
+    }
+
     pub(super) fn report(&self, all: Vec<Run>) -> Report {
         Report::of(self.route, self.name, self.suite, all)
     }
@@ -158,7 +164,7 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         all.extend(examined.capabilities().await);
     }
     bar.finish_and_clear();
-    let report = subject.report(all);
+    let report = Report { parameters: examined.parameters(subject.vary()), ..subject.report(all) };
     if let Some(file) = &arguments.report {
         let whole = serde_json::to_vec(&report).or_exit(Exit::Internal)?;
         std::fs::write(file, whole).map_err(|error| Failure::new(Exit::Usage, format!("{}: {error}", file.display())))?;
@@ -316,6 +322,9 @@ fn told(report: &Report, certificate: Option<&Certificate>, cases: &[Case]) -> S
         rows.push([vec![name], count(&runs)].concat());
     }
     let mut out = format!("{}, {}: {}\n", report.route, report.provider, report.says.join("\n  "));
+    if !report.parameters.is_empty() {
+        out.push_str(&format!("  each sent with {}\n", harmless(&Value::Object(report.parameters.clone()).to_string())));
+    }
     out.push_str(&table(&["case", "passed", "failed", "inconclusive"], rows));
     let bad = report.all.iter().filter(|run| run.verdict != Verdict::Passed);
     let mut seen = std::collections::BTreeSet::new();
@@ -327,7 +336,10 @@ fn told(report: &Report, certificate: Option<&Certificate>, cases: &[Case]) -> S
         let variant = if run.variant.is_empty() { String::new() } else { format!(" ({})", run.variant) };
         out.push_str(&format!("\n{}{variant}, at level {}:\n", run.case, run.level.as_str()));
         for finding in &run.findings {
-            out.push_str(&format!("  {finding}\n"));
+            out.push_str(&format!("  {}\n", harmless(finding)));
+        }
+        if !run.input.is_empty() {
+            out.push_str(&format!("  asked: {}\n", harmless(&run.input)));
         }
         if !run.got.is_empty() {
             out.push_str(&format!("  got: {:?}\n", run.got));

@@ -134,7 +134,7 @@ impl Renewal<'_> {
         if self.subject.report(all.clone()).verdict == Verdict::Passed && suite.levels.contains(&Level::Capabilities) {
             all.extend(examined.capabilities().await);
         }
-        let report = self.subject.report(all);
+        let report = Report { parameters: examined.parameters(self.subject.vary()), ..self.subject.report(all) };
         match (report.verdict, otherwise(standing, &report)) {
             (Verdict::Passed, None) => self.issue(store, standing, &report).await,
             (Verdict::Passed, Some(other)) => self.suspend(store, standing, &other).await,

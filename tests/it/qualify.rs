@@ -177,6 +177,41 @@ async fn what_is_cut_short_is_no_proof_however_much_was_decided() {
     assert_eq!(whole["report"]["verdict"], "passed");
 }
 
+/// What a person needs to see what is wrong, and what was asked for.
+#[tokio::test]
+async fn a_report_shows_what_was_asked_what_was_expected_and_what_came() {
+    let suite = SUITE.replace("output.choices[0].finish_reason == 'stop'", "output.model == 'another'");
+    let site = Site::open_with(simulated().await, &suite, "submit = { body = \"{{ with(body, model='m-1') }}\" }").await;
+    let report = site.qualify(&[]).await.expect(1).json()["report"].clone();
+    assert_eq!(
+        report["parameters"],
+        json!({ "model": "m-1", "temperature": 0 }),
+        "as sent: the provider's own name for its model"
+    );
+    let run = &report["all"][0];
+    let (asked, got) = (run["input"].as_str().unwrap(), run["got"].as_str().unwrap());
+    assert!(asked.contains(r#""content":"a b c""#) && got.contains("simulated-1"), "{run}");
+    let mut command = site.command(&["qualify", "--route", "city", "--provider", "second"]);
+    command = {
+        let mut plain = onejob();
+        plain.args(command.as_std().get_args().filter(|argument| *argument != "--json"));
+        plain.stdout(Stdio::piped()).stderr(Stdio::piped());
+        plain
+    };
+    let told = ended(command.spawn().unwrap()).await.expect(1).stdout;
+    for part in [
+        "city, second: refused: 12 of 12 runs failed; 0 may\n",
+        "each sent with {\"model\":\"m-1\",\"temperature\":0}\n",
+        "one, at level meaning:\n",
+        "assertion 1: does not hold: output.model == 'another'\n",
+        "asked: {\"messages\":[{\"content\":\"a b c\",\"role\":\"user\"}],\"temperature\":0}\n",
+        "got: \"{",
+        "no certificate\n",
+    ] {
+        assert!(told.contains(part), "{part:?} is not in\n{told}");
+    }
+}
+
 /// Killed again and again, between a case and its variant too: each is decided once, and asked once but for what was under way.
 #[tokio::test]
 async fn a_qualification_that_is_killed_goes_on_where_it_was_and_counts_nothing_twice() {
