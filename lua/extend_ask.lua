@@ -2,13 +2,14 @@
 --[[
 extend_ask: whoever asks providers about a job keeps the right to, or leaves it standing until the next question is due.
 
-One gateway asks at a time. The lease is taken with SET NX PX and never given up: its last extension is the pause before the next
-question, so nobody asks earlier, however often somebody looks at the job. A gateway that dies while it asks lets it lapse.
+One gateway asks at a time, and one at a time renews the certificate of a route and provider, by a lease of the same kind. It is
+taken with SET NX PX and never given up: its last extension is the pause before the next question, so nobody asks earlier, however
+often somebody looks at the job. A gateway that dies while it asks lets it lapse.
 
 Sent again, it extends the same lease again.
 
 KEYS
-  [1] ask     STRING, the token of whoever asks about the job
+  [1] ask     STRING, the token of whoever asks about the job, or renews the certificate
 ARGV
   [1] token     16 bytes, that it was taken with
   [2] lease_ms  from now

@@ -2,8 +2,9 @@
 --[[
 issue_certificate: keep a certificate of a route and provider, live from now on.
 
-What is issued never changes; only its standing does (mark_certificate). The newest CERTIFICATES_MAX are kept: the one that was issued
-first goes first, so that a word on a contract never goes before an older word on the same.
+What is issued never changes; only its standing does (mark_certificate). A renewal stands on the certificate that it renews: if
+somebody suspended or revoked that one meanwhile, nothing is issued, whatever the renewal proved. The newest CERTIFICATES_MAX are
+kept: the one that was issued first goes first, so that a word on a contract never goes before an older word on the same.
 
 A caller that lost our reply sends the same call again and is answered "repeated".
 
@@ -15,19 +16,24 @@ ARGV
   [3] certificate  JSON, as issued
   [4] by           text, who had it issued
   [5] life_ms      how long it proves anything, 1 or more
+  [6] renews       the id of the certificate that it renews, '' for none
 REPLY { status, script, token, detail… }
   issued          it is kept
   repeated        it was kept before; nothing changed
-WRITES the certificates, unless the reply is "repeated"
+  refused         the one that it renews is not live any more; nothing changed
+WRITES the certificates, if the reply is "issued"
 COST   O(certificates + events)
 ]]
-local token, id, certificate, by, life = ARGV[1], ARGV[2], ARGV[3], ARGV[4], number_of(ARGV[5], 'life_ms')
+local token, id, certificate, by, life, renews = ARGV[1], ARGV[2], ARGV[3], ARGV[4], number_of(ARGV[5], 'life_ms'), ARGV[6]
 ECHO = token
 if #token ~= 16 or not id:match('^%x+$') or #id ~= 32 or certificate == '' or life < 1 then
   fault('BADARG', 'token is 16 bytes, id 32 hexadecimal digits, a certificate is JSON, life_ms is 1 or more')
 end
 if redis.call('HEXISTS', KEYS[1], 'certificate:' .. id) == 1 then
   return reply('repeated')
+end
+if renews ~= '' and redis.call('HGET', KEYS[1], 'standing:' .. renews) ~= 'live' then
+  return reply('refused')
 end
 
 local now = clock()

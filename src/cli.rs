@@ -31,6 +31,7 @@ mod get;
 mod list;
 mod openapi;
 mod qualify;
+mod renewal;
 mod reopen;
 mod resolve;
 mod resume;
@@ -215,6 +216,12 @@ impl Failure {
 
     fn to_json(&self) -> Value {
         self.problem.clone().unwrap_or_else(|| json!({ "error": chain(&self.error), "exit": self.exit.code() }))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&chain(&self.error))
     }
 }
 

@@ -55,8 +55,10 @@ pub const FAILOVERS_SHADOWED: &str = "onejob_failovers_shadowed_total";
 pub const GATE_OPEN: &str = "onejob_gate_open";
 /// For how long failovers of a route may still go to each of its providers, the shortest of them, by route; 0: to one they may not.
 pub const CERTIFICATE_EXPIRES: &str = "onejob_certificate_expires_seconds";
-/// Certificates that this gateway suspended, by route and why: `drift`, `invalid`.
+/// Certificates that this gateway suspended, by route and why: `drift`, `invalid`, `renewal`.
 pub const CERTIFICATES_SUSPENDED: &str = "onejob_certificates_suspended_total";
+/// Renewals of certificates by this gateway, by route and what came of them.
+pub const CERTIFICATE_RENEWALS: &str = "onejob_certificate_renewals_total";
 /// Answers that were not as their route requires, by route.
 pub const OUTPUTS_INVALID: &str = "onejob_outputs_invalid_total";
 /// Attempts that were not sent because their lease had run out.
@@ -151,7 +153,8 @@ pub(crate) const OPERATIONS: &[&str] = &[
 ];
 /// What keeps a call from a provider.
 const REFUSED_WHY: &[&str] = &["hold", "breaker", "probe", "permits", "rate", "budget", "store"];
-const SUSPENDED_WHY: &[&str] = &["drift", "invalid"];
+const SUSPENDED_WHY: &[&str] = &["drift", "invalid", "renewal"];
+const RENEWED: &[&str] = &["renewed", "refused", "inconclusive", "overtaken", "error"];
 const STATUS_CLASSES: &[&str] = &["1xx", "2xx", "3xx", "4xx", "5xx"];
 
 /// One metric, as dashboards, alerts and tests know it.
@@ -233,7 +236,7 @@ impl Metric {
 }
 
 /// Every metric, for dashboards and tests, in the order of their names above.
-pub const ALL: [Metric; 37] = [
+pub const ALL: [Metric; 38] = [
     Metric::counter(SUBMITS, "Submits by result.", &[("result", Values::Words(SUBMIT_RESULTS))]),
     Metric::counter(
         ATTEMPTS,
@@ -291,6 +294,11 @@ pub const ALL: [Metric; 37] = [
         CERTIFICATES_SUSPENDED,
         "Certificates that this gateway suspended.",
         &[("route", Values::Routes), ("why", Values::Words(SUSPENDED_WHY))],
+    ),
+    Metric::counter(
+        CERTIFICATE_RENEWALS,
+        "Renewals of certificates by what came of them.",
+        &[("route", Values::Routes), ("result", Values::Words(RENEWED))],
     ),
     Metric::counter(OUTPUTS_INVALID, "Answers that were not as their route requires.", &[("route", Values::Routes)]),
     Metric::counter(FENCED, "Attempts not sent because their lease had run out.", &[]),
@@ -461,7 +469,14 @@ pub(crate) fn certificate_expires(route: &str, left: Duration) {
     gauge!(CERTIFICATE_EXPIRES, "route" => route.to_owned()).set(left.as_secs_f64());
 }
 
-pub(crate) fn certificate_suspended(route: &str, why: &'static str) {
+/// Counts a renewal that has ended, by one of the words of [`CERTIFICATE_RENEWALS`].
+pub fn certificate_renewal(route: &str, result: &'static str) {
+    debug_assert!(RENEWED.contains(&result), "{result}");
+    counter!(CERTIFICATE_RENEWALS, "route" => route.to_owned(), "result" => result).increment(1);
+}
+
+/// Counts a certificate that this gateway suspended.
+pub fn certificate_suspended(route: &str, why: &'static str) {
     debug_assert!(SUSPENDED_WHY.contains(&why), "{why}");
     counter!(CERTIFICATES_SUSPENDED, "route" => route.to_owned(), "why" => why).increment(1);
 }

@@ -13,6 +13,7 @@ use onejob::store::private_redis::{PrivateRedis, PrivateRedisOptions};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::renewal::Renewals;
 use super::{Exit, Failure, OrExit as _, assemble};
 
 /// How long the keys of a qualification outlive their jobs.
@@ -27,6 +28,7 @@ pub(super) struct Gateway {
     pub(super) simulated: Vec<(String, Simulated)>,
     runtime: Runtime,
     private_redis: Option<PrivateRedis>,
+    renewals: Option<Renewals>,
     serving: JoinHandle<()>,
     stop: CancellationToken,
 }
@@ -44,7 +46,8 @@ impl Gateway {
         match Self::start_over(config, private_redis.as_ref()).await {
             Ok(parts) => {
                 let Parts { addr, warnings, simulated, runtime, serving, stop } = parts;
-                Ok(Gateway { addr, warnings, simulated, runtime, private_redis, serving, stop })
+                let renewals = Renewals::start(config, runtime.store());
+                Ok(Gateway { addr, warnings, simulated, runtime, private_redis, renewals, serving, stop })
             }
             Err(failure) => {
                 if let Some(private_redis) = private_redis {
@@ -100,8 +103,11 @@ impl Gateway {
 
     /// Stops it: nothing new is accepted, running attempts have `drain` to finish, the rest becomes unknown; Redis goes last.
     pub(super) async fn stop(self, drain: Duration) -> Drained {
-        let Gateway { simulated, runtime, private_redis, serving, stop, .. } = self;
+        let Gateway { simulated, runtime, private_redis, renewals, serving, stop, .. } = self;
         stop.cancel();
+        if let Some(renewals) = renewals {
+            renewals.stop().await;
+        }
         // It has deadlines of its own.
         if !serving.is_finished()
             && let Err(error) = serving.await

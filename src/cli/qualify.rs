@@ -9,14 +9,15 @@ use onejob::fingerprint::{hex, sha256};
 use onejob::provider::{Outcome, Provider as _};
 use onejob::qualify::prompt::{Prompt, why};
 use onejob::qualify::runner::{Examined, Report, Run, Settings, Spent, Verdict};
-use onejob::qualify::suite::{Case, Level};
-use onejob::qualify::{Bindings, Certificate};
+use onejob::qualify::suite::{Case, Level, Suite};
+use onejob::qualify::{Bindings, Certificate, Contract};
 use onejob::store::EVIDENCE_BYTES_MAX;
 use serde_json::{Value, json};
 
 use super::certificates::{at, bound, store, table};
 use super::gateway::Through;
 use super::resume::Resume;
+use super::show::harmless;
 use super::{Context, Exit, Failure, Format, OrExit as _, assemble};
 
 const CODES: &str = "\
@@ -58,46 +59,89 @@ pub(super) struct Arguments {
     actor: String,
 }
 
+/// What is proved: that a provider keeps a route's contract.
+pub(super) struct Subject<'a> {
+    config: &'a Config,
+    pub(super) route: &'a str,
+    pub(super) name: &'a str,
+    contract: &'a Contract,
+    pub(super) suite: &'a Suite,
+    /// What all requests of the suite are bound to.
+    pub(super) wanted: Bindings,
+}
+
+impl<'a> Subject<'a> {
+    /// Finds it in a configuration.
+    pub(super) fn of(config: &'a Config, route: &'a str, name: &'a str) -> Result<Self, Failure> {
+        let wrong = |what: String| Err(Failure::new(Exit::Usage, what));
+        let Some(entry) = config.route.get(route) else { return wrong(format!("there is no route {route:?}")) };
+        let Some(place) = entry.providers.iter().position(|one| one == name) else {
+            return wrong(format!("route {route} has no provider {name:?}: {}", entry.providers.join(", ")));
+        };
+        let Some(qualified) = config.qualified(route) else {
+            let what = format!("route {route} has no suite: set route.{route}.qualify = {{ suite = \"suites/{route}.yaml\" }}");
+            return wrong(what);
+        };
+        let (contract, suite) = (&qualified.contracts[place], &qualified.suite);
+        let wanted = bound(qualified, place)?;
+        Ok(Subject { config, route, name, contract, suite, wanted })
+    }
+
+    /// The provider, about to be examined; `settings.total` is its own.
+    pub(super) fn examined(&self, settings: Settings, cost: u64) -> Result<Examined<'a>, Failure> {
+        let (config, name) = (self.config, self.name);
+        let Some(provider) = assemble::provider(config, name)? else {
+            return Err(Failure::new(Exit::Usage, format!("there is no provider {name:?}")));
+        };
+        let entry = &config.provider[name];
+        let prompt = entry.prompt.as_ref().map(Prompt::of).transpose();
+        let prompt = prompt.map_err(|what| Failure::new(Exit::Usage, format!("provider.{name}.prompt: {what}")))?;
+        let route = config.validator(self.route).map(AsRef::as_ref);
+        let settings = Settings { total: entry.timeouts.total, ..settings };
+        Ok(Examined { route, name, provider, prompt, suite: self.suite, settings, spent: Spent::after(cost) })
+    }
+
+    /// JSON pointers to what its requests may differ in.
+    pub(super) fn vary(&self) -> &'a [String] {
+        &self.contract.vary
+    }
+
+    pub(super) fn report(&self, all: Vec<Run>) -> Report {
+        Report::of(self.route, self.name, self.suite, all)
+    }
+
+    /// A certificate for a report that passed, with what is kept of it as evidence.
+    pub(super) fn certificate(&self, report: &Report, by: &str, now_ms: u64) -> Result<(Certificate, Vec<u8>), Failure> {
+        let mut evidence = serde_json::to_vec(report).or_exit(Exit::Internal)?;
+        if evidence.len() > EVIDENCE_BYTES_MAX {
+            // The runs that passed say nothing that their number does not.
+            let all = report.all.iter().filter(|run| run.verdict != Verdict::Passed).cloned().collect();
+            evidence = serde_json::to_vec(&Report { all, ..report.clone() }).or_exit(Exit::Internal)?;
+        }
+        Ok((issue(self.config, report, self.wanted.clone(), &evidence, by, now_ms), evidence))
+    }
+}
+
 pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
     let config = context.load().or_exit(Exit::Usage)?;
-    let (route, name) = (&arguments.route, &arguments.provider);
-    let wrong = |what: String| Err(Failure::new(Exit::Usage, what));
-    let Some(entry) = config.route.get(route) else { return wrong(format!("there is no route {route:?}")) };
-    let Some(place) = entry.providers.iter().position(|one| one == name) else {
-        return wrong(format!("route {route} has no provider {name:?}: {}", entry.providers.join(", ")));
-    };
-    let Some(qualified) = config.qualified(route) else {
-        return wrong(format!("route {route} has no suite: set route.{route}.qualify = {{ suite = \"suites/{route}.yaml\" }}"));
-    };
-    if entry.effects == Effects::External && !arguments.accept_effects {
+    let subject = Subject::of(&config, &arguments.route, &arguments.provider)?;
+    if config.route[subject.route].effects == Effects::External && !arguments.accept_effects {
         let what =
             "effects = \"external\": what its provider does happens for real, each run anew; --accept-effects if that is well";
-        return wrong(format!("route {route}: {what}"));
+        return Err(Failure::new(Exit::Usage, format!("route {}: {what}", subject.route)));
     }
-    let contract = &qualified.contracts[place];
-    let suite = &qualified.suite;
-    let wanted = bound(qualified, place)?;
-    let Some(provider) = assemble::provider(&config, name)? else { return wrong(format!("there is no provider {name:?}")) };
-    let of_provider = &config.provider[name];
-    let prompt = of_provider.prompt.as_ref().map(Prompt::of).transpose();
-    let prompt = prompt.map_err(|what| Failure::new(Exit::Usage, format!("provider.{name}.prompt: {what}")))?;
-    let store = if arguments.dry_run { None } else { Some(store(&config).await?) };
-    let resume = arguments.resume.as_deref().map(|file| Resume::open(file, &wanted.hash(route, name))).transpose()?;
-    let done = resume.as_ref().map(|resume| resume.done.clone()).unwrap_or_default();
-    let examined = Examined {
-        route: config.validator(route).map(AsRef::as_ref),
-        name,
-        provider,
-        prompt,
-        suite,
-        settings: Settings {
-            concurrency: usize::from(arguments.concurrency),
-            total: of_provider.timeouts.total,
-            time_max: arguments.time_max,
-            cost_max: arguments.cost_max,
-        },
-        spent: Spent::after(resume.as_ref().map_or(0, |resume| resume.cost)),
+    let suite = subject.suite;
+    let settings = Settings {
+        concurrency: usize::from(arguments.concurrency),
+        total: Duration::ZERO,
+        time_max: arguments.time_max,
+        cost_max: arguments.cost_max,
     };
+    let store = if arguments.dry_run { None } else { Some(store(&config).await?) };
+    let bindings = subject.wanted.hash(subject.route, subject.name);
+    let resume = arguments.resume.as_deref().map(|file| Resume::open(file, &bindings)).transpose()?;
+    let done = resume.as_ref().map(|resume| resume.done.clone()).unwrap_or_default();
+    let examined = subject.examined(settings, resume.as_ref().map_or(0, |resume| resume.cost))?;
     let requests: usize = suite.cases.iter().map(|case| 1 + case.relations.len()).sum();
     let bar = progress(context.format, requests * suite.runs as usize);
     bar.set_position(done.len() as u64);
@@ -109,35 +153,27 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         }
     };
     let mut all = examined.run(&done, tell).await;
-    let cases_pass = Report::of(route, name, suite, all.clone()).verdict == Verdict::Passed;
+    let cases_pass = subject.report(all.clone()).verdict == Verdict::Passed;
     // What would be refused anyway is not asked for more.
     if cases_pass && suite.levels.contains(&Level::Gateway) {
         bar.set_message("through a gateway");
-        all.extend(through_gateway(&config, contract, &examined).await?);
+        all.extend(through_gateway(&config, subject.contract, &examined).await?);
     }
     if cases_pass && suite.levels.contains(&Level::Capabilities) {
         bar.set_message("capabilities");
         all.extend(examined.capabilities().await);
     }
     bar.finish_and_clear();
-    let report = Report::of(route, name, suite, all);
-    let mut evidence = serde_json::to_vec(&report).or_exit(Exit::Internal)?;
+    let report = Report { parameters: examined.parameters(subject.vary()), ..subject.report(all) };
     if let Some(file) = &arguments.report {
-        std::fs::write(file, &evidence).map_err(|error| Failure::new(Exit::Usage, format!("{}: {error}", file.display())))?;
+        let whole = serde_json::to_vec(&report).or_exit(Exit::Internal)?;
+        std::fs::write(file, whole).map_err(|error| Failure::new(Exit::Usage, format!("{}: {error}", file.display())))?;
     }
     let mut certificate = None;
     if let Some(store) = &store {
         if report.verdict == Verdict::Passed {
-            if evidence.len() > EVIDENCE_BYTES_MAX {
-                // The runs that passed say nothing that their number does not.
-                let short = Report {
-                    all: report.all.iter().filter(|run| run.verdict != Verdict::Passed).cloned().collect(),
-                    ..report.clone()
-                };
-                evidence = serde_json::to_vec(&short).or_exit(Exit::Internal)?;
-            }
-            let issued = issue(&config, &report, wanted, &evidence, &arguments.actor, store.now_ms());
-            store.issue_certificate(&issued, &evidence).await.or_exit(Exit::Unavailable)?;
+            let (issued, evidence) = subject.certificate(&report, &arguments.actor, store.now_ms())?;
+            store.issue_certificate(&issued, &evidence, None).await.or_exit(Exit::Unavailable)?;
             certificate = Some(issued);
         }
         store.close().await;
@@ -177,11 +213,7 @@ fn issue(config: &Config, report: &Report, bindings: Bindings, evidence: &[u8], 
 ///
 /// Each under a key that nobody has used, so that no gateway, nor this one, tells what it kept; an answer that says of itself that it
 /// was given before is no evidence here either.
-async fn through_gateway(
-    config: &Config,
-    contract: &onejob::qualify::Contract,
-    examined: &Examined<'_>,
-) -> Result<Vec<Run>, Failure> {
+async fn through_gateway(config: &Config, contract: &Contract, examined: &Examined<'_>) -> Result<Vec<Run>, Failure> {
     let streams = contract.vary.iter().any(|pointer| pointer == "/stream");
     let through = Through::start(config, &contract.route, &contract.provider).await?;
     let mut runs = Vec::new();
@@ -266,6 +298,9 @@ fn told(report: &Report, certificate: Option<&Certificate>, cases: &[Case]) -> S
         rows.push([vec![name], count(&runs)].concat());
     }
     let mut out = format!("{}, {}: {}\n", report.route, report.provider, report.says.join("\n  "));
+    if !report.parameters.is_empty() {
+        out.push_str(&format!("  each sent with {}\n", harmless(&Value::Object(report.parameters.clone()).to_string())));
+    }
     out.push_str(&table(&["case", "passed", "failed", "inconclusive"], rows));
     let bad = report.all.iter().filter(|run| run.verdict != Verdict::Passed);
     let mut seen = std::collections::BTreeSet::new();
@@ -277,7 +312,10 @@ fn told(report: &Report, certificate: Option<&Certificate>, cases: &[Case]) -> S
         let variant = if run.variant.is_empty() { String::new() } else { format!(" ({})", run.variant) };
         out.push_str(&format!("\n{}{variant}, at level {}:\n", run.case, run.level.as_str()));
         for finding in &run.findings {
-            out.push_str(&format!("  {finding}\n"));
+            out.push_str(&format!("  {}\n", harmless(finding)));
+        }
+        if !run.input.is_empty() {
+            out.push_str(&format!("  asked: {}\n", harmless(&run.input)));
         }
         if !run.got.is_empty() {
             out.push_str(&format!("  got: {:?}\n", run.got));

@@ -35,6 +35,11 @@ pub(super) fn cell(text: &str) -> String {
     shorten(text, CELL_CHARS_MAX).replace('\n', " ")
 }
 
+/// A text from outside, whole and harmless.
+pub(super) fn harmless(text: &str) -> String {
+    shorten(text, usize::MAX)
+}
+
 fn shorten(text: &str, chars_max: usize) -> String {
     let clean = |c: char| if c.is_control() && c != '\n' { '\u{fffd}' } else { c };
     let mut short: String = text.chars().take(chars_max).map(clean).collect();

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::check::{Checker, DURATION_MIN};
 use super::required::read;
-use super::{Config, Document, Preset, ProviderEntry, Route};
+use super::{Config, Document, Effects, Preset, ProviderEntry, Route};
 use crate::fingerprint::{hex, sha256};
 use crate::provider::Request;
 use crate::provider::http::Renderer;
@@ -38,6 +38,9 @@ pub struct QualifyEntry {
     /// How long a certificate is good. Absent: 30 days for a model of a dated name, 7 for a floating one.
     #[serde(default, with = "humantime_serde")]
     pub life: Option<Duration>,
+    /// So long before a certificate ends, gateways begin to renew it. Absent: they never do.
+    #[serde(default, with = "humantime_serde")]
+    pub renew: Option<Duration>,
     /// When invalid answers suspend a certificate. Absent: 3 of the last 20.
     #[serde(default)]
     pub suspend: SuspendEntry,
@@ -159,6 +162,21 @@ fn is_dated(model: &str) -> bool {
 }
 
 impl Checker<'_> {
+    /// Nobody is asked before a renewal: it must be of no consequence, and a certificate must have a time in which it is not renewed.
+    fn renew(&mut self, key: &str, renew: Duration, life: Duration, effects: Effects) {
+        let shown = humantime::format_duration(renew);
+        self.time(key, renew, DURATION_MIN);
+        if renew >= life {
+            let what = format!("it is not shorter than a certificate's life, {}", humantime::format_duration(life));
+            self.refuse(key, Some(&shown), what, "shorten it, or set life");
+        }
+        if effects == Effects::External {
+            let what =
+                "effects = \"external\": what the provider does in a renewal would happen for real, and nobody would be asked";
+            self.refuse(key, Some(&shown), what, "leave it out, and let a person run onejob qualify");
+        }
+    }
+
     /// Reads a route's suite, and what its providers' models are prompted with.
     pub(super) fn qualified(
         &mut self,
@@ -175,6 +193,9 @@ impl Checker<'_> {
                 let what = format!("it is longer than {}, the limit", humantime::format_duration(LIFE_MAX));
                 self.refuse(&format!("{key}.life"), Some(&humantime::format_duration(life)), what, "shorten it");
             }
+        }
+        if let Some(renew) = entry.renew {
+            self.renew(&format!("{key}.renew"), renew, entry.life.unwrap_or(LIFE_FLOATING), route.effects);
         }
         let SuspendEntry { invalid, of } = entry.suspend;
         self.number(&format!("{key}.suspend.of"), of, 1, ANSWERS_MAX);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use crate::fingerprint::{hex, sha256};
@@ -77,6 +77,8 @@ pub struct Run {
     pub cut: bool,
     /// What is wrong, or why nothing can be said.
     pub findings: Vec<String>,
+    /// What was asked, shortened; `""` where it passed.
+    pub input: String,
     /// What was got instead, shortened; `""` where it passed.
     pub got: String,
     /// The model that answered, by its own word.
@@ -106,6 +108,7 @@ impl Run {
             verdict: Verdict::Inconclusive,
             cut: false,
             findings: Vec::new(),
+            input: String::new(),
             got: String::new(),
             model: String::new(),
             build: String::new(),
@@ -115,6 +118,18 @@ impl Run {
             answer_id: String::new(),
             compared: Vec::new(),
         }
+    }
+
+    /// Takes what is wrong with what was got; nothing: it passed.
+    fn judged(&mut self, findings: Vec<String>, got: &str) {
+        if findings.is_empty() {
+            self.verdict = Verdict::Passed;
+            self.input.clear();
+        } else {
+            self.verdict = Verdict::Failed;
+            self.got = shortened(got);
+        }
+        self.findings = findings;
     }
 
     fn is(&self, case: &str, variant: &str, number: u32) -> bool {
@@ -171,12 +186,16 @@ impl Examined<'_> {
     pub async fn run(&self, done: &[Run], tell: impl Fn(&Run)) -> Vec<Run> {
         // What answered before it was interrupted is known again as well.
         let ids = Mutex::new(done.iter().map(|run| run.answer_id.clone()).filter(|id| !id.is_empty()).collect());
-        let all = (1..=self.suite.runs).flat_map(|number| self.suite.cases.iter().map(move |case| (case, number)));
+        let cases = self.suite.cases.len();
+        let all: Vec<(usize, u32)> =
+            (1..=self.suite.runs).flat_map(|number| (0..cases).map(move |place| (place, number))).collect();
         let (tell, ids) = (&tell, &ids);
-        let runs = futures_util::stream::iter(all.map(|(case, number)| self.one(case, number, done, ids, tell)))
-            .buffer_unordered(self.settings.concurrency.max(1))
-            .collect::<Vec<_>>()
-            .await;
+        let runs = futures_util::stream::iter(
+            all.into_iter().map(|(place, number)| self.one(&self.suite.cases[place], number, done, ids, tell)),
+        )
+        .buffer_unordered(self.settings.concurrency.max(1))
+        .collect::<Vec<_>>()
+        .await;
         runs.into_iter().flatten().collect()
     }
 
@@ -210,6 +229,10 @@ impl Examined<'_> {
             if let (Some(place), Verdict::Passed) = (place, run.verdict) {
                 let expected = runs[0].compared.get(place).cloned();
                 compare(&mut run, &case.relations[place], expected);
+                if run.verdict != Verdict::Passed {
+                    let body = case.request(self.suite, self.name, Some(place), number - 1).unwrap_or_default();
+                    run.input = shortened(&String::from_utf8_lossy(&body));
+                }
             }
             tell(&run);
             runs.push(run);
@@ -233,6 +256,8 @@ impl Examined<'_> {
                 return run;
             }
         };
+        // Taken back where it passes.
+        run.input = shortened(&String::from_utf8_lossy(&body));
         let request = self.request(&body);
         let rendered = match self.provider.render(&request) {
             Ok(rendered) => rendered,
@@ -288,11 +313,7 @@ impl Examined<'_> {
             level = Level::Prompt;
         }
         run.level = level;
-        run.verdict = if findings.is_empty() { Verdict::Passed } else { Verdict::Failed };
-        if !findings.is_empty() {
-            run.got = shortened(&case.shown(&response.body));
-        }
-        run.findings = findings;
+        run.judged(findings, &case.shown(&response.body));
         let relations = case.relations.iter().enumerate().filter(|(place, _)| relation.is_none_or(|only| only == *place));
         run.compared = relations.map(|(_, relation)| case.comes_to(&relation.same, &body, &response.body).map(kept)).collect();
         run
@@ -325,10 +346,34 @@ impl Examined<'_> {
     pub fn judged(&self, case: &Case, number: u32, variant: &str, (input, body): (&[u8], &[u8])) -> Run {
         let Judged { findings, .. } = self.judge(case, input, body);
         let mut run = Run::blank(&case.name, variant, number, Level::Gateway);
-        run.verdict = if findings.is_empty() { Verdict::Passed } else { Verdict::Failed };
-        run.got = if findings.is_empty() { String::new() } else { shortened(&case.shown(body)) };
-        run.findings = findings;
+        run.input = shortened(&String::from_utf8_lossy(input));
+        run.judged(findings, &case.shown(body));
         run
+    }
+
+    /// What every request has in common, as it is sent: its members beside what `vary` points to, and beside those in which the
+    /// suite's cases differ. A long one is shortened.
+    pub fn parameters(&self, vary: &[String]) -> Map<String, Value> {
+        let mut common: Option<Map<String, Value>> = None;
+        for case in &self.suite.cases {
+            let body = case.request(self.suite, self.name, None, 0).ok();
+            let rendered = body.and_then(|body| self.provider.render(&self.request(&body)).ok());
+            let sent = rendered.and_then(|rendered| serde_json::from_slice::<Map<String, Value>>(&rendered.body).ok());
+            let sent = sent.unwrap_or_default();
+            match &mut common {
+                None => common = Some(sent),
+                Some(common) => common.retain(|name, value| sent.get(name) == Some(value)),
+            }
+        }
+        let mut common = common.unwrap_or_default();
+        common.retain(|name, _| !vary.iter().any(|pointer| pointer.strip_prefix('/') == Some(name)));
+        for value in common.values_mut() {
+            let text = value.to_string();
+            if text.chars().count() > GOT_CHARS_MAX {
+                *value = Value::String(shortened(&text));
+            }
+        }
+        common
     }
 
     /// Why an answer that says of itself that it was given before is no evidence, if it says so.

@@ -13,6 +13,7 @@ use crate::error::StoreError;
 use crate::fingerprint::{hex, sha256};
 use crate::qualify::{Certificate, Kept, Standing};
 use crate::store::call::{Around, Call};
+use crate::store::calls::AskTaken;
 use crate::store::transitions::{Argument as _, arguments};
 use crate::store::{Script, Store};
 
@@ -38,6 +39,24 @@ pub enum Stood {
     NotFound,
 }
 
+/// What came of a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Issued {
+    /// It is kept.
+    Kept,
+    /// The one that it renews is not live any more: nothing was issued.
+    Refused,
+}
+
+/// Who renews a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenewalLease {
+    /// This caller, until its lease ends.
+    Held,
+    /// Somebody else does, or did a short while ago.
+    Elsewhere,
+}
+
 /// What happened to a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, serde::Serialize)]
 pub struct CertificateEvent {
@@ -59,11 +78,18 @@ fn pair(route: &str, provider: &str) -> String {
 }
 
 impl Store {
-    /// Keeps a certificate, live from now on, and its evidence.
+    /// Keeps a certificate, live from now on, and its evidence; one that renews another only if that one is live at this moment.
+    ///
+    /// Whoever suspended or revoked the one that is renewed, while the provider was examined, has the last word.
     ///
     /// # Errors
     /// Any: the same call again. `Fatal` (`BADARG`) for a report beyond [`EVIDENCE_BYTES_MAX`].
-    pub async fn issue_certificate(&self, certificate: &Certificate, evidence: &[u8]) -> Result<(), StoreError> {
+    pub async fn issue_certificate(
+        &self,
+        certificate: &Certificate,
+        evidence: &[u8],
+        renews: Option<&str>,
+    ) -> Result<Issued, StoreError> {
         if evidence.len() > EVIDENCE_BYTES_MAX {
             let what = format!("the report has {} bytes; the limit is {EVIDENCE_BYTES_MAX}", evidence.len());
             return Err(StoreError::fatal("BADARG", what));
@@ -80,12 +106,50 @@ impl Store {
         let json = serde_json::to_string(certificate).map_err(|error| StoreError::fatal("BADARG", error))?;
         let token = AttemptToken::random();
         let by = shortened(issued_by);
-        let arguments = arguments![token, id.as_str(), json.as_str(), by.as_str(), life_ms];
+        let arguments = arguments![token, id.as_str(), json.as_str(), by.as_str(), life_ms, renews.unwrap_or_default()];
         let key = self.inner.keys.certificates(&pair(route, provider));
         let call = Call::new(Script::IssueCertificate, &[&key], arguments, token.as_bytes().to_vec());
         let reply = self.run(&call, &Around::default()).await?;
         match reply.status() {
-            "issued" | "repeated" => Ok(()),
+            "issued" | "repeated" => Ok(Issued::Kept),
+            "refused" => Ok(Issued::Refused),
+            _ => Err(reply.unknown_status()),
+        }
+    }
+
+    /// Takes the right to renew the certificate of a route and provider, if nobody has it.
+    ///
+    /// # Errors
+    /// Any: look again later. A lease that was taken and not answered for lapses by itself.
+    pub async fn take_renewal(
+        &self,
+        (route, provider): (&str, &str),
+        token: AttemptToken,
+        lease_ms: u64,
+    ) -> Result<RenewalLease, StoreError> {
+        let key = self.inner.keys.renewal(&pair(route, provider));
+        Ok(match self.take_lease(&key, token, lease_ms).await? {
+            AskTaken::Taken => RenewalLease::Held,
+            AskTaken::Standing { .. } => RenewalLease::Elsewhere,
+        })
+    }
+
+    /// Keeps the right to renew, or leaves it standing so long that nobody begins earlier.
+    ///
+    /// # Errors
+    /// Any: it lapses by itself.
+    pub async fn extend_renewal(
+        &self,
+        (route, provider): (&str, &str),
+        token: AttemptToken,
+        lease_ms: u64,
+    ) -> Result<RenewalLease, StoreError> {
+        let key = self.inner.keys.renewal(&pair(route, provider));
+        let call = Call::new(Script::ExtendAsk, &[&key], arguments![token, lease_ms], token.as_bytes().to_vec());
+        let reply = self.run(&call, &Around::default()).await?;
+        match reply.status() {
+            "extended" => Ok(RenewalLease::Held),
+            "lost" => Ok(RenewalLease::Elsewhere),
             _ => Err(reply.unknown_status()),
         }
     }

@@ -66,6 +66,11 @@ impl Keys {
         format!("{}:certificate:{{{pair}}}", self.prefix)
     }
 
+    /// Who renews the certificate of a route and provider: STRING.
+    pub(crate) fn renewal(&self, pair: &str) -> String {
+        format!("{}:renewal:{pair}", self.prefix)
+    }
+
     /// The report that is a certificate's evidence: STRING.
     pub(crate) fn evidence(&self, id: &str) -> String {
         format!("{}:evidence:{{{id}}}", self.prefix)

@@ -445,10 +445,13 @@ impl Store {
     /// # Errors
     /// Any: look again later. A lease that was taken and not answered for lapses by itself.
     pub(crate) async fn take_ask(&self, identity: Identity, token: AttemptToken, lease_ms: u64) -> Result<AskTaken, StoreError> {
-        let key = self.inner.keys.ask(identity);
+        self.take_lease(&self.inner.keys.ask(identity), token, lease_ms).await
+    }
+
+    pub(crate) async fn take_lease(&self, key: &str, token: AttemptToken, lease_ms: u64) -> Result<AskTaken, StoreError> {
         let (mut take, mut left) = (redis::cmd("SET"), redis::cmd("PTTL"));
-        take.arg(&key).arg(&token.as_bytes()[..]).arg("NX").arg("PX").arg(lease_ms);
-        left.arg(&key);
+        take.arg(key).arg(&token.as_bytes()[..]).arg("NX").arg("PX").arg(lease_ms);
+        left.arg(key);
         let values = self.commands(vec![take, left]).await?;
         match &values[..] {
             [redis::Value::Okay, _] => Ok(AskTaken::Taken),

@@ -1042,12 +1042,16 @@ fn a_suite_and_its_limits_are_checked_when_they_are_read() {
     let good = "cases: [{ name: a, input: { n: 1 }, assert: [output.ok] }]\n";
     std::fs::write(&suite, good).unwrap();
     let route = |more: &str| {
+        let effects = if more.contains("effects") { "" } else { "effects = \"pure\"\n" };
         let suite = suite.display();
         let provider = "[provider.a]\nbase_url = \"http://a.example\"\n";
-        given(&format!("{provider}[route.r]\nproviders = [\"a\"]\nqualify = {{ suite = \"{suite}\"{more} }}\n"))
+        given(&format!("{provider}[route.r]\nproviders = [\"a\"]\n{effects}qualify = {{ suite = \"{suite}\"{more} }}\n"))
     };
     for (more, key, what) in [
         (", life = \"91d\"", "life", "the limit"),
+        (", life = \"1d\", renew = \"1d\"", "renew", "not shorter than a certificate's life, 1day"),
+        (", renew = \"7d\"", "renew", "not shorter than a certificate's life, 7days"),
+        (", renew = \"1d\" }\neffects = \"external\"\nreconcile = { first = \"1s\"", "renew", "would happen for real"),
         (", suspend = { invalid = 3, of = 1001 }", "suspend.of", "1000"),
         (", suspend = { invalid = 3, of = 2 }", "suspend.invalid", "2"),
     ] {

@@ -6,12 +6,13 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use onejob::provider::simulated::{Entry, Keys, Simulated, SimulatedOptions};
+use onejob::qualify::{Certificate, Standing};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 
-use crate::cli::onejob;
+use crate::cli::{Process, onejob};
 use crate::support::{Redis, simulated, until};
 
 /// Longer than anything here takes, also on a busy machine.
@@ -99,7 +100,7 @@ impl Site {
             [route.city]
             effects = "pure"
             providers = ["first", "second"]
-            qualify = {{ suite = "{}" }}
+            qualify = {{ suite = "{}", life = "1h", renew = "30m" }}
             "#,
             self.redis.url(),
             self.path("data").display(),
@@ -174,6 +175,41 @@ async fn what_is_cut_short_is_no_proof_however_much_was_decided() {
     assert!(late["report"]["all"].to_string().contains("not run: the time was over"));
     let whole = site.qualify(&["--cost-max", "25", "--time-max", "1h"]).await.expect(0).json();
     assert_eq!(whole["report"]["verdict"], "passed");
+}
+
+/// What a person needs to see what is wrong, and what was asked for.
+#[tokio::test]
+async fn a_report_shows_what_was_asked_what_was_expected_and_what_came() {
+    let suite = SUITE.replace("output.choices[0].finish_reason == 'stop'", "output.model == 'another'");
+    let site = Site::open_with(simulated().await, &suite, "submit = { body = \"{{ with(body, model='m-1') }}\" }").await;
+    let report = site.qualify(&[]).await.expect(1).json()["report"].clone();
+    assert_eq!(
+        report["parameters"],
+        json!({ "model": "m-1", "temperature": 0 }),
+        "as sent: the provider's own name for its model"
+    );
+    let run = &report["all"][0];
+    let (asked, got) = (run["input"].as_str().unwrap(), run["got"].as_str().unwrap());
+    assert!(asked.contains(r#""content":"a b c""#) && got.contains("simulated-1"), "{run}");
+    let mut command = site.command(&["qualify", "--route", "city", "--provider", "second"]);
+    command = {
+        let mut plain = onejob();
+        plain.args(command.as_std().get_args().filter(|argument| *argument != "--json"));
+        plain.stdout(Stdio::piped()).stderr(Stdio::piped());
+        plain
+    };
+    let told = ended(command.spawn().unwrap()).await.expect(1).stdout;
+    for part in [
+        "city, second: refused: 12 of 12 runs failed; 0 may\n",
+        "each sent with {\"model\":\"m-1\",\"temperature\":0}\n",
+        "one, at level meaning:\n",
+        "assertion 1: does not hold: output.model == 'another'\n",
+        "asked: {\"messages\":[{\"content\":\"a b c\",\"role\":\"user\"}],\"temperature\":0}\n",
+        "got: \"{",
+        "no certificate\n",
+    ] {
+        assert!(told.contains(part), "{part:?} is not in\n{told}");
+    }
 }
 
 /// Killed again and again, between a case and its variant too: each is decided once, and asked once but for what was under way.
@@ -356,4 +392,97 @@ async fn two_qualifications_through_a_gateway_both_call_the_provider() {
     let asked = site.asked();
     let keys: BTreeSet<&str> = asked.iter().map(|entry| entry.idempotency_key.as_str()).collect();
     assert_eq!(keys.len(), asked.len());
+}
+
+impl Site {
+    /// A certificate of the route's second provider, of which only a little is left.
+    async fn certified(&self) -> String {
+        let issued = self.qualify(&[]).await.expect(0).json()["certificate"].clone();
+        let id = issued["id"].as_str().unwrap().to_owned();
+        let mut old = issued.clone();
+        old["expires_ms"] = json!(issued["expires_ms"].as_u64().unwrap() - 40 * 60_000);
+        let key = self.redis.keys().await.into_iter().find(|key| key.contains(":certificate:")).unwrap();
+        let _: i64 = self.redis.command(&["HSET", &key, &format!("certificate:{id}"), &old.to_string()]).await;
+        self.second.clear_ledger();
+        id
+    }
+
+    /// The certificates, the newest first: the id, how it stands, and whether it is good for most of an hour.
+    async fn certificates(&self) -> Vec<(String, Standing, bool)> {
+        let store = self.redis.store().await;
+        let kept = store.certificates("city", "second").await.unwrap();
+        let lasts = |one: &Certificate| one.expires_ms > store.now_ms() + 50 * 60_000;
+        kept.iter().map(|one| (one.certificate.id.clone(), one.standing, lasts(&one.certificate))).collect()
+    }
+
+    async fn serve(&self, name: &str) -> Process {
+        let mut command = onejob();
+        command.arg("--config").arg(self.path("onejob.toml")).arg("serve");
+        Process::start(command, self.path(name)).await
+    }
+
+    async fn mark(&self, word: &str) -> Ended {
+        self.run(&[word, "--route", "city", "--provider", "second", "--reason", "doubts", "--actor", "ada"]).await
+    }
+}
+
+/// Of two gateways one renews, once.
+#[tokio::test]
+async fn a_certificate_is_renewed_before_it_ends_by_one_of_all_gateways() {
+    let site = Site::open().await;
+    let old = site.certified().await;
+    site.second.set_behaviour("delay=50ms").unwrap();
+    let (one, two) = tokio::join!(site.serve("one.log"), site.serve("two.log"));
+    until("it is renewed", async || site.certificates().await.len() == 2).await;
+    let renewed = site.certificates().await;
+    assert_eq!((renewed[0].1, renewed[0].2), (Standing::Live, true));
+    assert_eq!((&renewed[1].0, renewed[1].1, renewed[1].2), (&old, Standing::Live, false));
+    one.terminate().await.expect(0);
+    two.terminate().await.expect(0);
+    assert_eq!(site.second.ledger().received, REQUESTS, "the other one left it alone");
+    let events = site.redis.store().await.certificate_events("city", "second").await.unwrap();
+    let events: Vec<(&str, &str)> = events.iter().map(|event| (event.event.as_str(), event.by.as_str())).collect();
+    assert_eq!(events, [("issued", "operator"), ("issued", "onejob/renewal")]);
+}
+
+#[tokio::test]
+async fn a_certificate_that_is_revoked_while_it_is_renewed_has_no_heir() {
+    let site = Site::open().await;
+    let old = site.certified().await;
+    site.second.set_behaviour("delay=100ms").unwrap();
+    let gateway = site.serve("serve.log").await;
+    until("a renewal is under way", async || site.second.ledger().received >= 2).await;
+    site.mark("revoke").await.expect(0);
+    until("the renewal has ended", async || gateway.words().contains("taken back while it was renewed")).await;
+    assert_eq!(site.certificates().await, [(old, Standing::Revoked, false)]);
+    assert_eq!(site.second.ledger().answered, REQUESTS, "it proved everything all the same");
+    gateway.terminate().await.expect(0);
+}
+
+#[tokio::test]
+async fn a_renewal_that_fails_suspends_and_one_that_proves_nothing_changes_nothing() {
+    let strict = "'padding' not in output";
+    let suite = SUITE.replace("output.choices[0].finish_reason == 'stop'", strict);
+    let site = Site::open_with(simulated().await, &suite, "").await;
+    let old = site.certified().await;
+    site.second.set_behaviour("refuse_status=503").unwrap();
+    let gateway = site.serve("away.log").await;
+    until("the renewal has ended", async || gateway.words().contains("a renewal proves nothing")).await;
+    assert_eq!(site.certificates().await, [(old.clone(), Standing::Live, false)]);
+    // Not before a pause, on any gateway.
+    let key = site.redis.keys().await.into_iter().find(|key| key.contains(":renewal:")).unwrap();
+    until("the pause has begun", async || site.redis.command::<i64>(&["PTTL", &key]).await > 60_000).await;
+    gateway.terminate().await.expect(0);
+    let _: i64 = site.redis.command(&["DEL", &key]).await;
+
+    site.second.set_behaviour("size=2000").unwrap();
+    let gateway = site.serve("other.log").await;
+    until("it is suspended", async || site.certificates().await == [(old.clone(), Standing::Suspended, false)]).await;
+    let kept = site.redis.store().await.certificates("city", "second").await.unwrap();
+    assert_eq!(
+        (kept[0].by.as_str(), kept[0].reason.as_str()),
+        ("onejob/renewal", "renewal refused: 12 of 12 runs failed; 0 may")
+    );
+    assert!(gateway.words().contains("a certificate is suspended"));
+    gateway.terminate().await.expect(0);
 }

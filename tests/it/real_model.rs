@@ -248,11 +248,12 @@ async fn the_model_that_keeps_the_contract_takes_over_and_the_other_one_is_never
     assert_eq!(run(&["can-failover", "--route", "city"]).await, 0);
     assert_eq!(run(&[&swapped[..], &["can-failover", "--route", "city"]].concat()).await, 1);
 
+    let system = "You extract facts. Answer with one JSON object and nothing else, of this form: {\"city\": \"...\", \
+        \"country\": \"...\"} If the text names no city, answer {\"city\": \"none\", \"country\": \"none\"}.";
     let body = serde_json::json!({
         "temperature": 0, "max_tokens": 60,
         "messages": [
-            { "role": "system", "content": "You extract facts. Answer with one JSON object and nothing else, of this form: \
-                {\"city\": \"...\", \"country\": \"...\"} If the text names no city, answer {\"city\": \"none\", \"country\": \"none\"}." },
+            { "role": "system", "content": system },
             { "role": "user", "content": "She lives in Osaka, Japan." },
         ],
     })

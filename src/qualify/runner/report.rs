@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::{Run, Verdict, variant};
 use crate::qualify::statistics::{says, wilson};
@@ -41,6 +42,8 @@ pub struct Report {
     pub build: String,
     /// What it cost, in the provider's unit.
     pub cost: u64,
+    /// What every request had in common, as it was sent: the temperature, the model's name.
+    pub parameters: Map<String, Value>,
     /// Each run.
     pub all: Vec<Run>,
 }
@@ -171,6 +174,7 @@ impl Report {
             model: single(models),
             build: single(builds),
             cost: all.iter().map(|run| run.cost).sum(),
+            parameters: Map::new(),
             all,
         }
     }

@@ -9,7 +9,7 @@ use onejob::job::JobState;
 use onejob::provider::Provider as _;
 use onejob::qualify::{Bindings, Certificate, Contract, Part, Standing};
 use onejob::runtime::{Proof, Suspend};
-use onejob::store::Stood;
+use onejob::store::{Issued, Stood};
 use onejob::validate::{Check, Of, Required, Validator};
 
 use super::*;
@@ -62,7 +62,7 @@ impl Shop {
             inconclusive: 0,
             evidence: String::new(),
         };
-        store.issue_certificate(&certificate, b"{}").await.unwrap();
+        assert_eq!(store.issue_certificate(&certificate, b"{}", None).await.unwrap(), Issued::Kept);
         id
     }
 
