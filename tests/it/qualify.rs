@@ -180,7 +180,9 @@ async fn what_is_cut_short_is_no_proof_however_much_was_decided() {
 /// What a person needs to see what is wrong, and what was asked for.
 #[tokio::test]
 async fn a_report_shows_what_was_asked_what_was_expected_and_what_came() {
-    let suite = SUITE.replace("output.choices[0].finish_reason == 'stop'", "output.model == 'another'");
+    // The cases ask the same: what varies is no parameter all the same.
+    let suite =
+        SUITE.replace("output.choices[0].finish_reason == 'stop'", "output.model == 'another'").replace("[d, e]", "[a, b, c]");
     let site = Site::open_with(simulated().await, &suite, "submit = { body = \"{{ with(body, model='m-1') }}\" }").await;
     let report = site.qualify(&[]).await.expect(1).json()["report"].clone();
     assert_eq!(
@@ -397,9 +399,15 @@ async fn two_qualifications_through_a_gateway_both_call_the_provider() {
 impl Site {
     /// A certificate of the route's second provider, of which only a little is left.
     async fn certified(&self) -> String {
+        self.certified_as("simulated-1").await
+    }
+
+    /// One that is said to be of this model.
+    async fn certified_as(&self, model: &str) -> String {
         let issued = self.qualify(&[]).await.expect(0).json()["certificate"].clone();
         let id = issued["id"].as_str().unwrap().to_owned();
         let mut old = issued.clone();
+        old["answered_by"] = json!(model);
         old["expires_ms"] = json!(issued["expires_ms"].as_u64().unwrap() - 40 * 60_000);
         let key = self.redis.keys().await.into_iter().find(|key| key.contains(":certificate:")).unwrap();
         let _: i64 = self.redis.command(&["HSET", &key, &format!("certificate:{id}"), &old.to_string()]).await;
@@ -484,5 +492,17 @@ async fn a_renewal_that_fails_suspends_and_one_that_proves_nothing_changes_nothi
         ("onejob/renewal", "renewal refused: 12 of 12 runs failed; 0 may")
     );
     assert!(gateway.words().contains("a certificate is suspended"));
+    gateway.terminate().await.expect(0);
+}
+
+/// It passes the suite, and is not what was certified: as any such answer of a job, this suspends.
+#[tokio::test]
+async fn a_renewal_that_another_model_answers_suspends() {
+    let site = Site::open().await;
+    let old = site.certified_as("simulated-0").await;
+    let gateway = site.serve("serve.log").await;
+    until("it is suspended", async || site.certificates().await == [(old.clone(), Standing::Suspended, false)]).await;
+    let kept = site.redis.store().await.certificates("city", "second").await.unwrap();
+    assert_eq!(kept[0].reason, "renewal refused: model \"simulated-1\" answered, \"simulated-0\" is certified");
     gateway.terminate().await.expect(0);
 }
