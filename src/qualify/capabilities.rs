@@ -198,14 +198,24 @@ impl Examined<'_> {
             Ok(rendered) => rendered,
             Err(error) => return Tried::unknown(what, error.to_string()),
         };
-        let other = Call { rendered, deadline: Instant::now() + self.settings.total, ..call.clone() };
-        match self.made(self.provider.submit(other).await) {
+        let other = rendered.clone();
+        let under_its_key = Call { rendered, deadline: Instant::now() + self.settings.total, ..call.clone() };
+        match self.made(self.provider.submit(under_its_key).await) {
             Ok(made) => match first.and(&made, control) {
                 Executed::Once => Tried::passed(what),
                 Executed::Twice => Tried::failed(what, "it did other work under a key that it had seen"),
                 Executed::Unsaid => Tried::unknown(what, ALIKE),
             },
-            Err(Outcome::Rejected { .. }) => Tried::passed(what),
+            // One that refuses it whatever its key has not looked at the key.
+            Err(Outcome::Rejected { reason, .. }) => {
+                match self.made(self.provider.submit(Call { rendered: other, ..self.call(call.rendered.clone()) }).await) {
+                    Ok(_) => Tried::passed(what),
+                    Err(outcome) => {
+                        let under_another = why(&outcome);
+                        Tried::unknown(what, format!("refused: {reason}; and under a new key, {under_another}"))
+                    }
+                }
+            }
             Err(outcome) => Tried::unknown(what, why(&outcome)),
         }
     }

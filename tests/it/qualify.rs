@@ -298,8 +298,9 @@ async fn a_file_of_another_contract_or_in_another_hand_is_refused_and_left_as_it
     drop(first);
 }
 
-/// A provider that executes each request, and answers every one with the same bytes, as a model at temperature 0 may.
-async fn always_alike() -> String {
+/// A provider that executes each request, and answers every one with the same bytes, as a model at temperature 0 may. `strict`: it
+/// says for each what it is, and takes no member that it does not know.
+async fn always_alike(strict: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -318,9 +319,15 @@ async fn always_alike() -> String {
                             length = bytes.trim().parse().unwrap();
                         }
                     }
-                    lines.read_exact(&mut vec![0; length]).await.unwrap();
-                    let body = r#"{"choices":[{"finish_reason":"stop"}]}"#;
-                    let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length";
+                    let (mut asked, number) = (vec![0; length], uuid::Uuid::new_v4());
+                    lines.read_exact(&mut asked).await.unwrap();
+                    let unknown = String::from_utf8_lossy(&asked).contains("onejob_other");
+                    let (status, body) = match (strict, unknown) {
+                        (false, _) => ("200 OK", r#"{"choices":[{"finish_reason":"stop"}]}"#.to_owned()),
+                        (true, false) => ("200 OK", format!(r#"{{"id":"{number}","choices":[{{"finish_reason":"stop"}}]}}"#)),
+                        (true, true) => ("400 Bad Request", r#"{"error":"unknown member"}"#.to_owned()),
+                    };
+                    let head = format!("HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length");
                     to.write_all(format!("{head}: {}\r\n\r\n{body}", body.len()).as_bytes()).await.unwrap();
                 }
             });
@@ -336,12 +343,24 @@ fn claims(report: &Value) -> Vec<(String, String)> {
     runs.map(|run| (word(&run["case"]), word(&run["verdict"]))).collect()
 }
 
+/// It refuses another request under the key, and would under any: it may never have looked at the key.
+#[tokio::test]
+async fn who_refuses_a_request_whatever_its_key_has_not_shown_that_it_looks_at_keys() {
+    let suite = SUITE.replace("[structure, meaning]", "[meaning, capabilities]");
+    let site = Site::open_with(simulated().await, &suite, "").await;
+    site.write(&suite, "", &always_alike(true).await);
+    let report = site.qualify(&[]).await.json()["report"].clone();
+    let other = ("another request under the same key".to_owned(), "inconclusive".to_owned());
+    assert!(claims(&report).contains(&other), "{report}");
+    assert!(report["all"].to_string().contains("and under a new key, refused"), "{report}");
+}
+
 /// Whether it honours keys, nobody can tell: it executed the same key twice, and said the same.
 #[tokio::test]
 async fn equal_answers_under_one_key_prove_nothing_where_another_key_gets_them_too() {
     let suite = SUITE.replace("[structure, meaning]", "[meaning, capabilities]");
     let site = Site::open_with(simulated().await, &suite, "").await;
-    site.write(&suite, "", &always_alike().await);
+    site.write(&suite, "", &always_alike(false).await);
     let report = site.qualify(&[]).await.expect(6).json()["report"].clone();
     assert_eq!((&report["runs"], &report["failures"], &report["verdict"]), (&json!(12), &json!(0), &json!("inconclusive")));
     let open = |what: &str| (what.to_owned(), "inconclusive".to_owned());
