@@ -44,6 +44,7 @@ pub mod failpoint;
 pub mod fingerprint;
 pub mod job;
 pub mod metrics;
+mod place;
 pub mod policy;
 pub mod provider;
 pub mod qualify;

@@ -45,7 +45,7 @@ pub const OVERHEAD_SECONDS: &str = "onejob_overhead_seconds";
 pub const ADOPTIONS: &str = "onejob_adoptions_total";
 /// What the sweeper did: `aborted`, `unknown`, `poisoned`, `deadline`, `stripped`, `hint_dropped`, `hint_repaired`.
 pub const SWEEPS: &str = "onejob_sweeps_total";
-/// Connections to Redis built anew, by why: `broken`, `readonly`, `timeouts`, `foreign`.
+/// Connections to Redis built anew, by why: `broken`, `readonly`, `timeouts`, `foreign`, `elsewhere`.
 pub const LANES_REBUILT: &str = "onejob_lanes_rebuilt_total";
 /// Failovers that were not allowed, by route and reason.
 pub const FAILOVERS_DENIED: &str = "onejob_failovers_denied_total";
@@ -128,7 +128,7 @@ const ERROR_CLASSES: &[&str] = &["not_executed", "ambiguous", "fatal"];
 const SWEPT: &[&str] = &["aborted", "unknown", "poisoned", "deadline", "stripped", "hint_dropped", "hint_repaired"];
 const SPOOL_FATES: &[&str] = &["written", "stored", "bad", "orphan", "refused"];
 const READ_ENDS: &[&str] = &["whole", "broken", "left"];
-const REBUILT_WHY: &[&str] = &["broken", "readonly", "timeouts", "foreign"];
+const REBUILT_WHY: &[&str] = &["broken", "readonly", "timeouts", "foreign", "elsewhere"];
 /// What a request asks for: the operation ids of the description, and `none`.
 pub(crate) const OPERATIONS: &[&str] = &[
     "list_jobs",

@@ -11,13 +11,12 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use deadpool_redis::{Manager, Pool, Runtime};
-use redis::{AsyncConnectionConfig, IntoConnectionInfo as _};
+use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::error::{Refusal, StoreError};
-use crate::policy::TCP_USER_TIMEOUT;
+use crate::error::StoreError;
+use crate::place::Place;
 
 mod bench;
 mod blobs;
@@ -25,16 +24,21 @@ mod call;
 mod calls;
 mod certificates;
 mod check;
+mod cluster;
 mod compose;
+mod dial;
 mod hints;
 mod keys;
 mod lanes;
+mod nodes;
 pub mod private_redis;
 mod protection;
 mod record;
 mod reply;
 mod retry;
 mod scripts;
+mod sentinel;
+mod slots;
 mod streams;
 #[cfg(test)]
 mod testing;
@@ -47,7 +51,8 @@ pub use calls::*;
 pub use certificates::{CertificateEvent, EVIDENCE_BYTES_MAX, Issued, RenewalLease, Stood};
 pub use check::{Checked, RedisFacts};
 pub use hints::Hint;
-pub(crate) use hints::Which;
+pub(crate) use hints::{ScanPlace, Which};
+pub use nodes::Kind as RedisKind;
 pub use protection::{
     AdmitCall, Admitted, BreakerRules, Counted, Failed, Kind, Opened, ProbeOutcome, Refused, ReportCall, Reported, Stands, Tally,
 };
@@ -56,13 +61,17 @@ pub(crate) use streams::{Appended, STREAM_LIFE, StreamOf};
 pub(crate) use wake::Said;
 pub use wake::Wakeups;
 
+use cluster::{Cluster, Opening};
+use dial::Dial;
 use keys::Keys;
-use lanes::Lanes;
+use lanes::{Lanes, Source};
+use nodes::{Master, Nodes};
+use sentinel::Sentinels;
 
 /// Which Redis, and how patient with it.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// `redis://`, `rediss://` or `redis+unix://`.
+    /// `redis://`, `rediss://`, `redis+unix://`, `redis+cluster://` or `redis+sentinel://`.
     pub url: String,
     /// The prefix of every key.
     pub prefix: String,
@@ -117,9 +126,8 @@ pub struct Store {
 struct Inner {
     options: StoreOptions,
     keys: Keys,
-    lanes: Lanes,
-    pool: Pool,
-    client: redis::Client,
+    nodes: Nodes,
+    dial: Dial,
     /// What `oj:meta` says which store this is, as it was read last.
     id: Mutex<Arc<str>>,
     /// Redis' clock minus ours, in ms: hints are written in Redis' time.
@@ -134,42 +142,31 @@ impl Store {
     /// # Errors
     /// `NotExecuted` while Redis cannot be reached; `Fatal` with the reason if it cannot be used.
     pub async fn connect(options: StoreOptions) -> Result<(Self, Checked), StoreError> {
-        let connect_error = |error: &dyn std::fmt::Display| StoreError::NotExecuted {
-            code: Refusal::Connect,
-            detail: format!("cannot connect to redis at {}: {error}", without_password(&options.url)),
-        };
-        let tcp = redis::io::tcp::TcpSettings::default()
-            .set_nodelay(true)
-            .set_user_timeout(TCP_USER_TIMEOUT)
-            .set_keepalive(redis::io::tcp::socket2::TcpKeepalive::new().with_time(Duration::from_secs(30)));
-        let info = options
-            .url
-            .as_str()
-            .into_connection_info()
-            .map_err(|error| StoreError::fatal("BADURL", format!("redis.url: {error}")))?
-            .set_tcp_settings(tcp);
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(options.connect_timeout))
-            .set_response_timeout(Some(options.response_timeout));
-        let client = redis::Client::open(info.clone()).map_err(|error| connect_error(&error))?;
-        let manager = Manager::new_with_config(info, config).map_err(|error| connect_error(&error))?;
-        let pool = Pool::builder(manager)
-            .max_size(options.pool_max)
-            .wait_timeout(Some(options.connect_timeout))
-            .create_timeout(Some(options.connect_timeout))
-            .recycle_timeout(Some(options.response_timeout))
-            .runtime(Runtime::Tokio1)
-            .build()
-            .map_err(|error| connect_error(&error))?;
+        let dial = Dial::new(&options);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         // The client's own timeout fires first and says more; this one bounds what it does not cover.
         let deadline = options.response_timeout + options.response_timeout / 2;
-        let lanes = Lanes::open(pool.clone(), options.lanes.max(1), deadline, tasks.clone(), stop.clone())
-            .await
-            .map_err(|error| connect_error(&error))?;
+        let lanes = options.lanes.max(1);
+        let place = Place::of(&options.url).map_err(|what| StoreError::fatal("BADURL", format!("redis.url: {what}")))?;
+        let nodes = match place {
+            Place::One => {
+                let (source, client) = (Source::Pool(dial.pool(&options.url)?), dial.client(&options.url)?);
+                let lanes = Lanes::open(source, lanes, deadline, tasks.clone(), stop.clone());
+                Nodes::One { lanes: lanes.await.map_err(|error| dial::cannot(&options.url, &error))?, client }
+            }
+            Place::Sentinel { url, sentinels, service } => {
+                let sentinels = Arc::new(Sentinels::new(url, sentinels, service, dial.clone()));
+                let source = Source::Sentinels(Arc::clone(&sentinels));
+                Nodes::Sentinel { lanes: Lanes::open(source, lanes, deadline, tasks.clone(), stop.clone()).await?, sentinels }
+            }
+            Place::Cluster { url, seeds } => {
+                let opening = Opening { dial: dial.clone(), lanes, deadline, tasks: tasks.clone(), stop: stop.clone() };
+                Nodes::Cluster(Cluster::connect(url, seeds, opening).await?)
+            }
+        };
         let keys = Keys::new(&options.prefix);
         let id = Mutex::new(Arc::from(""));
-        let inner = Inner { options, keys, lanes, pool, client, id, clock_offset_ms: AtomicI64::new(0), tasks, stop };
+        let inner = Inner { options, keys, nodes, dial, id, clock_offset_ms: AtomicI64::new(0), tasks, stop };
         let store = Store { inner: Arc::new(inner) };
         let checked = store.check().await?;
         store.synchronize_clock().await?;
@@ -181,7 +178,7 @@ impl Store {
         self.inner.stop.cancel();
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
-        self.inner.pool.close();
+        self.inner.nodes.close();
     }
 
     /// Unix ms of Redis' clock, as far as it was seen last: for hints only.
@@ -190,17 +187,41 @@ impl Store {
         u64::try_from(ours.saturating_add(self.inner.clock_offset_ms.load(Ordering::Relaxed))).unwrap_or(0)
     }
 
-    /// Reads Redis' clock.
+    /// Which kind of Redis it is.
+    pub fn kind(&self) -> RedisKind {
+        self.inner.nodes.kind()
+    }
+
+    /// Reads Redis' clock: in a cluster, that of the master that is furthest behind, so that nobody looks before time. And looks
+    /// whether sentinels name another master.
     pub(crate) async fn synchronize_clock(&self) -> Result<(), StoreError> {
+        self.inner.nodes.look_again().await;
+        let masters = self.inner.nodes.masters();
+        let offsets = join_all(masters.iter().map(|master| self.clock_offset_of(master))).await;
+        let (mut least, mut failed) = (None, None);
+        for offset in offsets {
+            match offset {
+                Ok(offset) => least = Some(least.map_or(offset, |least: i64| least.min(offset))),
+                Err(error) => failed = Some(error),
+            }
+        }
+        match (least, failed) {
+            (Some(offset), _) => self.inner.clock_offset_ms.store(offset, Ordering::Relaxed),
+            (None, Some(error)) => return Err(error),
+            (None, None) => {}
+        }
+        Ok(())
+    }
+
+    /// A master's clock minus ours, in ms.
+    async fn clock_offset_of(&self, master: &Master) -> Result<i64, StoreError> {
         let before = local_ms();
-        let value = self.command(redis::cmd("TIME")).await?;
+        let value = self.on(master, redis::cmd("TIME")).await?;
         let (seconds, microseconds): (u64, u64) =
             redis::from_redis_value(value).map_err(|error| StoreError::fatal("BADREPLY", error))?;
         let theirs = seconds * 1000 + microseconds / 1000;
         let ours = before + (local_ms() - before) / 2;
-        let offset = i64::try_from(theirs).unwrap_or(0) - i64::try_from(ours).unwrap_or(0);
-        self.inner.clock_offset_ms.store(offset, Ordering::Relaxed);
-        Ok(())
+        Ok(i64::try_from(theirs).unwrap_or(0) - i64::try_from(ours).unwrap_or(0))
     }
 }
 

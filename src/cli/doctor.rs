@@ -210,8 +210,17 @@ async fn check_store(settings: &Config, url: &str, findings: &mut Vec<Finding>) 
         Err(error) => return findings.push(unusable(&error)),
     };
     findings.push(Finding::good("schema", format!("the records under {:?} are ours to read", settings.redis.prefix)));
+    findings.push(Finding::good("kind", store.kind().to_string()));
     match store.facts().await {
-        Ok(facts) => check_facts(settings, &facts, findings),
+        Ok(facts) => {
+            for facts in &facts {
+                let from = findings.len();
+                check_facts(settings, facts, findings);
+                if let Some(node) = &facts.node {
+                    findings[from..].iter_mut().for_each(|finding| finding.found = format!("{node}: {}", finding.found));
+                }
+            }
+        }
         Err(error) => findings.push(unusable(&error)),
     }
     check_canary(&store, findings).await;

@@ -20,6 +20,7 @@ use super::{
     quarantine_min,
 };
 use crate::job::{Class, Owner};
+use crate::place::Place;
 use crate::policy::PERCENTILES;
 use crate::validate::Validator;
 
@@ -302,22 +303,10 @@ impl Checker<'_> {
 
     fn redis(&mut self, redis: &Redis) {
         if let Some(url) = &redis.url {
-            let known = ["redis", "rediss", "redis+unix"];
-            let (scheme, rest) = url.reveal().split_once("://").unwrap_or_default();
-            if !known.contains(&scheme) {
-                self.refuse(
-                    "redis.url",
-                    Some(url),
-                    format!("it must begin with {}", known.map(|s| format!("{s}://")).join(", ")),
-                    "as in redis://127.0.0.1:6379",
-                );
-            } else if rest.is_empty() || rest.starts_with(['?', '#']) || (scheme != "redis+unix" && rest.starts_with('/')) {
-                self.refuse(
-                    "redis.url",
-                    Some(url),
-                    "it names no server",
-                    "as in redis://127.0.0.1:6379 or redis+unix:///run/redis.sock",
-                );
+            if let Err(what) = Place::of(url.reveal()) {
+                let hint = "as in redis://127.0.0.1:6379, redis+unix:///run/redis.sock, redis+cluster://one:6379,two:6379 \
+                            or redis+sentinel://one:26379,two:26379/NAME";
+                self.refuse("redis.url", Some(url), what, hint);
             }
         }
         if redis.data_dir.as_os_str().is_empty() {

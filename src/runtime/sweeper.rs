@@ -21,7 +21,7 @@ use crate::runtime::adopt::{self, Found};
 use crate::runtime::protection::{self, Kept, Turn};
 use crate::runtime::reconciler::{self, Wish};
 use crate::runtime::{Inner, certificates, millis};
-use crate::store::{HasBlobs, Hint, Read, Ticked};
+use crate::store::{HasBlobs, Hint, Read, ScanPlace, Ticked};
 
 /// Most due hints taken of one shard in one sweep.
 const DUE_MAX: usize = 32;
@@ -40,7 +40,7 @@ const GAUGES: Duration = Duration::from_secs(5);
 #[derive(Default)]
 struct Progress {
     /// Where the slow scan for missing hints stands.
-    scan: u64,
+    scan: ScanPlace,
     /// Which shard of the unknown hints comes next, and from which place.
     unknown: (u8, usize),
     /// How many jobs were found that need a person: in this round of the unknown ones, and in the whole one before.

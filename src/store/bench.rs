@@ -18,24 +18,30 @@ pub const BENCH_PREFIX: &str = "oj-bench-";
 const FORGET_AT_ONCE: usize = 256;
 
 impl Store {
-    /// Processor time that Redis has spent since its start, user and system, whoever it worked for; `None` if it does not say.
+    /// Processor time that Redis has spent since its start, user and system, all masters of a cluster, whoever they worked for;
+    /// `None` if one does not say.
     ///
     /// # Errors
     /// The store's: ask again.
     pub async fn cpu_spent(&self) -> Result<Option<Duration>, StoreError> {
-        let mut command = redis::cmd("INFO");
-        command.arg("cpu");
-        let info = match self.command(command).await {
-            Ok(Value::BulkString(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
-            Ok(Value::VerbatimString { text, .. }) => text,
-            Ok(_) | Err(StoreError::Fatal { .. }) => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let seconds = |name: &str| -> Option<f64> {
-            info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?.trim().parse().ok()
-        };
-        let spent = seconds("used_cpu_user").zip(seconds("used_cpu_sys")).map(|(user, system)| user + system);
-        Ok(spent.and_then(|spent| Duration::try_from_secs_f64(spent).ok()))
+        let mut sum = Duration::ZERO;
+        for master in self.inner.nodes.masters() {
+            let mut command = redis::cmd("INFO");
+            command.arg("cpu");
+            let info = match self.on(&master, command).await {
+                Ok(Value::BulkString(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
+                Ok(Value::VerbatimString { text, .. }) => text,
+                Ok(_) | Err(StoreError::Fatal { .. }) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            let seconds = |name: &str| -> Option<f64> {
+                info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?.trim().parse().ok()
+            };
+            let spent = seconds("used_cpu_user").zip(seconds("used_cpu_sys")).map(|(user, system)| user + system);
+            let Some(spent) = spent.and_then(|spent| Duration::try_from_secs_f64(spent).ok()) else { return Ok(None) };
+            sum += spent;
+        }
+        Ok(Some(sum))
     }
 
     /// How many hints of open and of unknown jobs there are under this prefix.

@@ -8,8 +8,11 @@ use redis::Value;
 
 use crate::error::{Refusal, StoreError};
 use crate::metrics;
-use crate::store::lanes::Way;
+use crate::store::cluster::Before;
+use crate::store::lanes::Came;
+use crate::store::nodes::Master;
 use crate::store::reply::Reply;
+use crate::store::slots::slot;
 use crate::store::{Script, Store, retry};
 
 /// Room for the arguments of the largest call, and for the bytes of most.
@@ -25,6 +28,10 @@ pub(super) struct Call {
 
 impl Call {
     pub(super) fn new(script: Script, keys: &[&str], arguments: impl FnOnce(&mut redis::Cmd), echo: Vec<u8>) -> Self {
+        debug_assert!(
+            keys.windows(2).all(|pair| slot(pair[0].as_bytes()) == slot(pair[1].as_bytes())),
+            "{keys:?}: several slots"
+        );
         let mut command = redis::Cmd::with_capacity(ARGUMENTS, ARGUMENTS_BYTES);
         command.arg("EVALSHA").arg(script.sha1()).arg(keys.len()).arg(keys);
         arguments(&mut command);
@@ -93,7 +100,8 @@ impl Store {
         commands.push(call.command.clone());
         commands.extend(around.after.iter().map(|after| after.command.clone()));
         let place = around.before.len();
-        let (mut values, mut way) = self.send(commands).await?;
+        let before = if call.script.needs_its_hint() { Before::Done } else { Before::Tried };
+        let (mut values, mut came) = self.inner.nodes.send_around(commands, place, before).await?;
         // Where a job would have no other hint, a refused hint is a refused call: nobody would find the job again.
         if call.script.needs_its_hint()
             && let Some(Value::ServerError(error)) = values[..place].iter().find(|value| matches!(value, Value::ServerError(_)))
@@ -106,19 +114,19 @@ impl Store {
             });
         }
         if call.script == Script::ReadJob && values[..place].iter().any(is_replica) {
-            self.inner.lanes.on_replica(way);
+            came.on_replica();
             return Err(a_replica());
         }
         let forgotten: Vec<bool> = values[place..].iter().map(is_forgotten).collect();
         let mut value = values.swap_remove(place);
         if forgotten.contains(&true) {
-            (value, way) = self.send_whole(call, around, &forgotten, (value, way)).await?;
+            (value, came) = self.send_whole(call, around, &forgotten, (value, came)).await?;
         }
         match value {
             Value::ServerError(error) => Err(retry::of_server(&error)),
             // Somebody else's reply says nothing about this call but that it was sent.
             value => Reply::read(call.script, &call.echo, value).map_err(|error| {
-                self.inner.lanes.distrust(way);
+                came.distrust();
                 StoreError::Ambiguous { detail: error.to_string() }
             }),
         }
@@ -131,8 +139,8 @@ impl Store {
         call: &Call,
         around: &Around,
         forgotten: &[bool],
-        first: (Value, Way),
-    ) -> Result<(Value, Way), StoreError> {
+        first: (Value, Came),
+    ) -> Result<(Value, Came), StoreError> {
         let main = forgotten[0];
         let mut commands = Vec::with_capacity(forgotten.len());
         if main {
@@ -145,8 +153,8 @@ impl Store {
                 _ => {}
             }
         }
-        let (mut values, way) = self.send(commands).await?;
-        Ok(if main { (values.swap_remove(0), way) } else { first })
+        let (mut values, came) = self.inner.nodes.send_around(commands, 0, Before::Tried).await?;
+        Ok(if main { (values.swap_remove(0), came) } else { first })
     }
 
     /// Sends one command on a lane.
@@ -160,10 +168,13 @@ impl Store {
 
     /// Sends one command on a lane, and believes its answer only where a master gave it: a replica may be behind.
     pub(super) async fn command_of_master(&self, command: redis::Cmd) -> Result<Value, StoreError> {
-        let sent = self.send(vec![redis::cmd("ROLE"), command]).await.inspect_err(|error| metrics::store_error(error.class()));
-        let (mut values, way) = sent?;
+        if !self.inner.nodes.may_answer_as_replica() {
+            return self.command(command).await;
+        }
+        let sent = self.inner.nodes.send_around(vec![redis::cmd("ROLE"), command], 1, Before::Tried).await;
+        let (mut values, came) = sent.inspect_err(|error| metrics::store_error(error.class()))?;
         if values.first().is_some_and(is_replica) {
-            self.inner.lanes.on_replica(way);
+            came.on_replica();
             return Err(a_replica());
         }
         match values.swap_remove(1) {
@@ -172,19 +183,14 @@ impl Store {
         }
     }
 
-    /// Sends commands on a lane, in one pipeline; an error of Redis is a value.
+    /// Sends commands on a lane, in one pipeline for each node; an error of Redis is a value. Those of one key are done in order.
     pub(super) async fn commands(&self, commands: Vec<redis::Cmd>) -> Result<Vec<Value>, StoreError> {
-        let sent = self.send(commands).await.inspect_err(|error| metrics::store_error(error.class()));
-        sent.map(|(values, _)| values)
+        self.inner.nodes.send(commands).await.inspect_err(|error| metrics::store_error(error.class()))
     }
 
-    async fn send(&self, commands: Vec<redis::Cmd>) -> Result<(Vec<Value>, Way), StoreError> {
-        let replies = commands.len();
-        let mut pipeline = redis::Pipeline::with_capacity(replies);
-        for command in commands {
-            pipeline.add_command(command);
-        }
-        self.inner.lanes.send(&pipeline, replies).await
+    /// Sends one command to one master.
+    pub(super) async fn on(&self, master: &Master, command: redis::Cmd) -> Result<Value, StoreError> {
+        self.inner.nodes.on(master, command).await.inspect_err(|error| metrics::store_error(error.class()))
     }
 }
 
@@ -193,7 +199,7 @@ fn a_replica() -> StoreError {
 }
 
 /// Whether `ROLE` was answered by a replica. Where it may not be asked, its word is believed as before.
-fn is_replica(role: &Value) -> bool {
+pub(super) fn is_replica(role: &Value) -> bool {
     let Value::Array(role) = role else { return false };
     !matches!(role.first(), Some(Value::BulkString(word)) if word == b"master")
 }

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::error::StoreError;
 use crate::metrics;
+use crate::store::nodes::{Kind as RedisKind, Master};
 use crate::store::record::SCHEMA;
 use crate::store::scripts::Script;
 use crate::store::{Eviction, Store, retry};
@@ -18,15 +19,19 @@ const VERSION_MIN: (u32, u32) = (7, 0);
 /// What the check at the start found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked {
-    /// What Redis says of itself.
-    pub facts: RedisFacts,
+    /// Which kind of Redis it is.
+    pub kind: RedisKind,
+    /// What Redis says of itself, each master of a cluster.
+    pub facts: Vec<RedisFacts>,
     /// What could not be checked, or was overridden: each must be logged.
     pub warnings: Vec<String>,
 }
 
-/// What Redis says of itself; `None` where it does not say.
+/// What a Redis says of itself; `None` where it does not say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RedisFacts {
+    /// Which master of a cluster it is.
+    pub node: Option<String>,
     /// Its version.
     pub version: Option<String>,
     /// What it does when memory is short.
@@ -44,9 +49,17 @@ pub struct RedisFacts {
 }
 
 impl Store {
-    /// Asks Redis about itself. What it is not allowed to say is `None`.
-    pub async fn facts(&self) -> Result<RedisFacts, StoreError> {
-        let info = match self.command(redis::cmd("INFO")).await {
+    /// Asks Redis about itself, each master of a cluster. What it is not allowed to say is `None`.
+    pub async fn facts(&self) -> Result<Vec<RedisFacts>, StoreError> {
+        let mut facts = Vec::new();
+        for master in self.inner.nodes.masters() {
+            facts.push(self.facts_of(&master).await?);
+        }
+        Ok(facts)
+    }
+
+    async fn facts_of(&self, master: &Master) -> Result<RedisFacts, StoreError> {
+        let info = match self.on(master, redis::cmd("INFO")).await {
             Ok(Value::BulkString(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
             Ok(Value::VerbatimString { text, .. }) => text,
             Ok(_) => String::new(),
@@ -57,22 +70,27 @@ impl Store {
             let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
             line.map(|value| value.trim().to_owned())
         };
+        let node = match master {
+            Master::Only => None,
+            Master::At(address) => Some(address.to_string()),
+        };
         Ok(RedisFacts {
+            node,
             version: field("redis_version"),
             maxmemory_policy: field("maxmemory_policy"),
             maxmemory_bytes: field("maxmemory").and_then(|text| text.parse().ok()),
             used_memory_bytes: field("used_memory").and_then(|text| text.parse().ok()),
             role: field("role"),
             aof_enabled: field("aof_enabled"),
-            appendfsync: self.setting("appendfsync").await?,
+            appendfsync: self.setting(master, "appendfsync").await?,
         })
     }
 
     /// What Redis is configured to; `None` if it does not say.
-    async fn setting(&self, name: &str) -> Result<Option<String>, StoreError> {
+    async fn setting(&self, master: &Master, name: &str) -> Result<Option<String>, StoreError> {
         let mut get = redis::cmd("CONFIG");
         get.arg("GET").arg(name);
-        match self.command(get).await {
+        match self.on(master, get).await {
             Ok(value) => Ok(redis::from_redis_value::<HashMap<String, String>>(value).ok().and_then(|mut all| all.remove(name))),
             Err(StoreError::Fatal { .. }) => Ok(None),
             Err(error) => Err(error),
@@ -83,20 +101,31 @@ impl Store {
     pub(super) async fn check(&self) -> Result<Checked, StoreError> {
         let facts = self.facts().await?;
         let mut warnings = Vec::new();
+        for facts in &facts {
+            self.check_facts(facts, &mut warnings)?;
+        }
+        self.check_schema().await?;
+        self.identify().await?;
+        Ok(Checked { kind: self.kind(), facts, warnings })
+    }
+
+    /// Checks version and eviction of one master.
+    fn check_facts(&self, facts: &RedisFacts, warnings: &mut Vec<String>) -> Result<(), StoreError> {
+        let redis = facts.node.as_ref().map_or_else(|| "redis".to_owned(), |node| format!("redis at {node}"));
         match &facts.version {
             Some(version) if !is_supported(version) => {
                 let (major, minor) = VERSION_MIN;
-                return Err(StoreError::fatal("VERSION", format!("redis is {version}; onejob needs {major}.{minor} or newer")));
+                return Err(StoreError::fatal("VERSION", format!("{redis} is {version}; onejob needs {major}.{minor} or newer")));
             }
             Some(_) => {}
-            None => warnings.push("redis does not say its version: INFO is denied".to_owned()),
+            None => warnings.push(format!("{redis} does not say its version: INFO is denied")),
         }
         match &facts.maxmemory_policy {
             Some(policy) if policy == "noeviction" => metrics::eviction_allowed(0),
             Some(policy) => match self.inner.options.eviction {
                 Eviction::Refused => {
                     let detail = format!(
-                        "redis has maxmemory-policy {policy}, which may evict open jobs, and then they run twice; \
+                        "{redis} has maxmemory-policy {policy}, which may evict open jobs, and then they run twice; \
                          set it to noeviction (or redis.allow_eviction = true, if that is a risk you take)"
                     );
                     return Err(StoreError::fatal("EVICTION", detail));
@@ -104,15 +133,13 @@ impl Store {
                 Eviction::Allowed => {
                     metrics::eviction_allowed(1);
                     warnings.push(format!(
-                        "redis has maxmemory-policy {policy} and redis.allow_eviction is set: open jobs may be evicted"
+                        "{redis} has maxmemory-policy {policy} and redis.allow_eviction is set: open jobs may be evicted"
                     ));
                 }
             },
-            None => warnings.push("redis does not say its maxmemory-policy: make sure that it is noeviction".to_owned()),
+            None => warnings.push(format!("{redis} does not say its maxmemory-policy: make sure that it is noeviction")),
         }
-        self.check_schema().await?;
-        self.identify().await?;
-        Ok(Checked { facts, warnings })
+        Ok(())
     }
 
     /// Writes the schema if there is none, and refuses another one.
@@ -166,28 +193,29 @@ impl Store {
     /// allowed to this user. A `PING` would not tell.
     ///
     /// A script that writes, and each command of a job, all of them about what never exists: nothing is written, and no key is
-    /// left.
+    /// left. In a cluster every master is asked: a job comes to any of them.
     ///
     /// # Errors
     /// What a submit would meet.
     pub async fn canary(&self) -> Result<(), StoreError> {
         let absent = [0_u8; 16];
-        let mut script = redis::cmd("EVALSHA");
-        script.arg(Script::ReopenJob.sha1());
-        let arguments = |command: &mut redis::Cmd| {
-            command.arg(1).arg(self.inner.keys.canary()).arg(&absent[..]);
+        let numbers = self.one_of_each_master();
+        let script = |number: &str, command: &str, script: &str| {
+            let mut command = redis::cmd(command);
+            command.arg(script).arg(1).arg(self.inner.keys.canary(number)).arg(&absent[..]);
             command.arg("canary").arg("onejob").arg("canary").arg(1).arg(0);
+            command
         };
-        arguments(&mut script);
-        let mut commands = self.commands_of_a_job();
-        commands.push(script);
-        for value in self.commands(commands).await? {
+        let mut commands = Vec::new();
+        for number in &numbers {
+            commands.extend(self.commands_of_a_job(number));
+            commands.push(script(number, "EVALSHA", Script::ReopenJob.sha1()));
+        }
+        let each = commands.len() / numbers.len().max(1);
+        for (place, value) in self.commands(commands).await?.into_iter().enumerate() {
             match value {
                 Value::ServerError(error) if retry::is_noscript(&error) => {
-                    let mut whole = redis::cmd("EVAL");
-                    whole.arg(Script::ReopenJob.code());
-                    arguments(&mut whole);
-                    self.command(whole).await?;
+                    self.command(script(&numbers[place / each], "EVAL", Script::ReopenJob.code())).await?;
                 }
                 Value::ServerError(error) => return Err(retry::of_server(&error)),
                 _ => {}
@@ -196,11 +224,30 @@ impl Store {
         Ok(())
     }
 
+    /// What to add to the canary's keys, so that every master has one of them. One whose few slots none falls into is not asked.
+    fn one_of_each_master(&self) -> Vec<String> {
+        /// So many tries for each master find one of any that has a hundredth of the slots.
+        const TRIES: usize = 500;
+        let masters = self.inner.nodes.masters();
+        let mut found: Vec<(Option<Master>, String)> = Vec::with_capacity(masters.len());
+        for number in 0..TRIES * masters.len() {
+            if found.len() == masters.len() {
+                break;
+            }
+            let number = if number == 0 { String::new() } else { number.to_string() };
+            let master = self.inner.nodes.master_of(self.inner.keys.canary(&number).as_bytes());
+            if !found.iter().any(|(known, _)| *known == master) {
+                found.push((master, number));
+            }
+        }
+        found.into_iter().map(|(_, number)| number).collect()
+    }
+
     /// Every command that a job needs from its submit to its end, by itself or in a script, each so that it changes nothing.
-    fn commands_of_a_job(&self) -> Vec<redis::Cmd> {
+    fn commands_of_a_job(&self, number: &str) -> Vec<redis::Cmd> {
         const MEMBER: &str = "canary";
         let keys = &self.inner.keys;
-        let (record, due, done) = (keys.canary(), keys.due_canary(), keys.done_canary());
+        let (record, due, done) = (keys.canary(number), keys.due_canary(number), keys.done_canary());
         let command = |words: &[&str]| {
             let mut command = redis::cmd(words[0]);
             command.arg(&words[1..]);

@@ -15,6 +15,13 @@ use crate::store::{Store, retry};
 /// Most keys that one step of the slow scan asks for.
 const SCAN_COUNT: usize = 128;
 
+/// Where the slow scan stands: which master, in the order of their addresses, and its cursor. The default is the beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ScanPlace {
+    master: usize,
+    cursor: u64,
+}
+
 /// A hint as it was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hint {
@@ -139,12 +146,21 @@ impl Store {
 
     /// One step of the slow scan for open jobs without a hint: repairs what it finds.
     ///
-    /// Returns the next cursor (0: once around) and how many hints it wrote. Ended jobs have a TTL and are skipped.
-    pub(crate) async fn repair_hints(&self, cursor: u64) -> Result<(u64, u64), StoreError> {
+    /// Returns where to go on (at the beginning: once around) and how many hints it wrote. Ended jobs have a TTL and are skipped.
+    pub(crate) async fn repair_hints(&self, place: ScanPlace) -> Result<(ScanPlace, u64), StoreError> {
+        let ScanPlace { master, cursor } = place;
+        let masters = self.inner.nodes.masters();
+        // One that is gone meanwhile: from the beginning.
+        let Some(at) = masters.get(master) else { return Ok((ScanPlace::default(), 0)) };
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(self.inner.keys.job_pattern()).arg("COUNT").arg(SCAN_COUNT).arg("TYPE").arg("string");
         let (next, keys): (u64, Vec<Vec<u8>>) =
-            redis::from_redis_value(self.command(scan).await?).map_err(|error| StoreError::fatal("BADREPLY", error))?;
+            redis::from_redis_value(self.on(at, scan).await?).map_err(|error| StoreError::fatal("BADREPLY", error))?;
+        let next = match next {
+            0 if master + 1 < masters.len() => ScanPlace { master: master + 1, cursor: 0 },
+            0 => ScanPlace::default(),
+            cursor => ScanPlace { master, cursor },
+        };
         let jobs: Vec<(Identity, Vec<u8>)> =
             keys.into_iter().filter_map(|key| Some((self.inner.keys.identity_of(&key)?, key))).collect();
         if jobs.is_empty() {
@@ -264,8 +280,8 @@ mod tests {
 
     /// The whole slow scan: how many hints it wrote.
     async fn repair(fixture: &Fixture) -> u64 {
-        let (mut cursor, mut repaired) = fixture.store.repair_hints(0).await.unwrap();
-        while cursor != 0 {
+        let (mut cursor, mut repaired) = fixture.store.repair_hints(ScanPlace::default()).await.unwrap();
+        while cursor != ScanPlace::default() {
             let (next, more) = fixture.store.repair_hints(cursor).await.unwrap();
             (cursor, repaired) = (next, repaired + more);
         }

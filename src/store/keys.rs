@@ -68,7 +68,7 @@ impl Keys {
 
     /// Who renews the certificate of a route and provider: STRING.
     pub(crate) fn renewal(&self, pair: &str) -> String {
-        format!("{}:renewal:{pair}", self.prefix)
+        format!("{}:renewal:{{{pair}}}", self.prefix)
     }
 
     /// The report that is a certificate's evidence: STRING.
@@ -86,14 +86,14 @@ impl Keys {
         format!("{}:meta", self.prefix)
     }
 
-    /// A record that never exists, for the canary.
-    pub(crate) fn canary(&self) -> String {
-        format!("{}:canary", self.prefix)
+    /// A record that never exists, for the canary. With a number, it is of another slot.
+    pub(crate) fn canary(&self, number: &str) -> String {
+        format!("{}:{{canary{number}}}", self.prefix)
     }
 
     /// A hint that never exists, for the canary.
-    pub(crate) fn due_canary(&self) -> String {
-        format!("{}:due:{{canary}}", self.prefix)
+    pub(crate) fn due_canary(&self, number: &str) -> String {
+        format!("{}:due:{{canary{number}}}", self.prefix)
     }
 
     /// A channel that nobody listens to, for the canary.
@@ -110,5 +110,34 @@ impl Keys {
     pub(crate) fn identity_of(&self, key: &[u8]) -> Option<Identity> {
         let key = std::str::from_utf8(key).ok()?;
         key.strip_prefix(self.prefix.as_str())?.strip_prefix(":{")?.strip_suffix('}')?.parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fingerprint::digest;
+    use crate::job::JobId;
+    use crate::store::slots::slot;
+
+    /// What is called with a name of one thing alone is in the slot of that thing: so is what one script is given.
+    #[test]
+    fn every_key_of_a_script_is_in_one_slot() {
+        let keys = Keys::new("oj");
+        let identity = Identity::of(&digest("shop", "k"));
+        let of_job = StreamOf { job: JobId::new(1_795_000_000_000, identity), attempt: 1 };
+        let same = |tag: &str, keys: &[String]| {
+            for key in keys {
+                assert_eq!(slot(key.as_bytes()), slot(tag.as_bytes()), "{key}");
+            }
+        };
+        same(
+            &identity.to_string(),
+            &[keys.job(identity), keys.blob(identity, &[7; 32]), keys.stream(of_job), keys.ask(identity)],
+        );
+        same("laser", &[keys.guard("laser"), keys.permits("laser")]);
+        same("0f", &[keys.due(15), keys.unknown(15), keys.done(15)]);
+        same("pair", &[keys.certificates("pair"), keys.renewal("pair")]);
+        same("canary7", &[keys.canary("7"), keys.due_canary("7")]);
     }
 }

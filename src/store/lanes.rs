@@ -5,12 +5,15 @@
 //! row is built anew in the background with capped back-off, which goes on growing while each successor fares no better; meanwhile
 //! callers use another lane or fail fast. On a replica the old connection serves on: it still says why nothing is taken, and is
 //! right again if the same server is made a master. Never a blocking command on a lane.
+//!
+//! All lanes of one [`Lanes`] lead to one server. Where sentinels say which, and it is another one than before, the lanes to the
+//! old one are given up too: a master that nobody else believes in any more would take the same jobs once more.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use deadpool_redis::{Connection, Pool};
+use deadpool_redis::Pool;
 use redis::aio::{ConnectionLike as _, MultiplexedConnection};
 use redis::{Pipeline, Value};
 use tokio_util::sync::CancellationToken;
@@ -18,7 +21,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::error::{Refusal, StoreError};
 use crate::metrics;
-use crate::store::retry;
+use crate::store::sentinel::Sentinels;
+use crate::store::{dial, retry};
 
 /// So many timeouts in a row, and a lane is built anew.
 const TIMEOUTS_MAX: u32 = 3;
@@ -31,10 +35,28 @@ const SERVED_MIN: Duration = Duration::from_millis(500);
 /// The same for one that found itself on a replica: nothing is gained by haste, most often the successor will be on one too.
 const SERVED_ON_REPLICA_MIN: Duration = REBUILD_PAUSE_MAX;
 
+/// Where the connections come from.
+pub(crate) enum Source {
+    /// A pool of one server's.
+    Pool(Pool),
+    /// Whichever server the sentinels name.
+    Sentinels(Arc<Sentinels>),
+}
+
+impl Source {
+    /// A connection, and the how manieth server it leads to.
+    async fn take(&self) -> Result<(MultiplexedConnection, u64), StoreError> {
+        match self {
+            Source::Pool(pool) => dial::take(pool).await.map(|connection| (connection, 0)),
+            Source::Sentinels(sentinels) => sentinels.take().await,
+        }
+    }
+}
+
 pub(crate) struct Lanes {
-    lanes: Vec<Arc<Lane>>,
+    lanes: Vec<Lane>,
     next: AtomicUsize,
-    pool: Pool,
+    source: Source,
     deadline: Duration,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -49,6 +71,8 @@ struct Lane {
 struct Held {
     connection: Option<MultiplexedConnection>,
     generation: u64,
+    /// The how manieth server it leads to.
+    server: u64,
     /// Since when it stands.
     since: Instant,
     /// Whether its successor is being built.
@@ -73,14 +97,21 @@ enum Meanwhile {
 }
 
 impl Lane {
+    fn new(connection: Option<MultiplexedConnection>, server: u64) -> Self {
+        let (since, succession) = (Instant::now(), Succession::None);
+        let held = Held { connection, generation: 0, server, since, succession, pause: Duration::ZERO };
+        Lane { connection: Mutex::new(held), timeouts: AtomicU32::new(0) }
+    }
+
     fn get(&self) -> Option<(MultiplexedConnection, u64)> {
         let held = self.held();
         held.connection.clone().map(|connection| (connection, held.generation))
     }
 
-    fn set(&self, connection: MultiplexedConnection) {
+    fn set(&self, (connection, server): (MultiplexedConnection, u64)) {
         let mut held = self.held();
         held.generation += 1;
+        held.server = server;
         held.connection = Some(connection);
         held.since = Instant::now();
         held.succession = Succession::None;
@@ -116,37 +147,102 @@ impl Lane {
     }
 }
 
-/// The connection that replies came by.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Way {
+struct Way {
     lane: usize,
     generation: u64,
 }
 
+/// The connection that replies came by.
+#[derive(Clone)]
+pub(crate) struct Came {
+    lanes: Arc<Lanes>,
+    way: Way,
+}
+
+impl Came {
+    /// A reply came that answers somebody else's call: what else comes by that connection is not to be believed either.
+    pub(crate) fn distrust(&self) {
+        self.lanes.rebuild(self.way, "foreign", Meanwhile::GivenUp);
+    }
+
+    /// A reader found itself on a replica.
+    pub(crate) fn on_replica(&self) {
+        self.lanes.rebuild(self.way, "readonly", Meanwhile::Serves);
+    }
+}
+
 impl Lanes {
     /// Opens the lanes. `deadline` is the outer bound around every call.
+    ///
+    /// # Errors
+    /// `NotExecuted` if one cannot be opened.
     pub(crate) async fn open(
+        source: Source,
+        lanes: usize,
+        deadline: Duration,
+        tasks: TaskTracker,
+        stop: CancellationToken,
+    ) -> Result<Arc<Self>, StoreError> {
+        let mut open = Vec::with_capacity(lanes);
+        for _ in 0..lanes {
+            let (connection, server) = source.take().await?;
+            open.push(Lane::new(Some(connection), server));
+        }
+        Ok(Arc::new(Lanes { lanes: open, next: AtomicUsize::new(0), source, deadline, tasks, stop }))
+    }
+
+    /// Opens lanes that need not stand yet: those that cannot be opened now are built in the background.
+    pub(crate) async fn open_or_build(
         pool: Pool,
         lanes: usize,
         deadline: Duration,
         tasks: TaskTracker,
         stop: CancellationToken,
-    ) -> Result<Self, StoreError> {
+    ) -> Arc<Self> {
         let mut open = Vec::with_capacity(lanes);
         for _ in 0..lanes {
-            let connection = take(&pool).await?;
-            open.push(Arc::new(Lane {
-                connection: Mutex::new(Held {
-                    connection: Some(connection),
-                    generation: 0,
-                    since: Instant::now(),
-                    succession: Succession::None,
-                    pause: Duration::ZERO,
-                }),
-                timeouts: AtomicU32::new(0),
-            }));
+            // One that cannot be reached is not tried for each.
+            let tried = open.last().is_none_or(|lane: &Lane| lane.get().is_some());
+            open.push(Lane::new(if tried { dial::take(&pool).await.ok() } else { None }, 0));
         }
-        Ok(Lanes { lanes: open, next: AtomicUsize::new(0), pool, deadline, tasks, stop })
+        let lanes = Arc::new(Lanes { lanes: open, next: AtomicUsize::new(0), source: Source::Pool(pool), deadline, tasks, stop });
+        for lane in 0..lanes.lanes.len() {
+            if lanes.lanes[lane].get().is_none() {
+                lanes.rebuild(Way { lane, generation: 0 }, "broken", Meanwhile::GivenUp);
+            }
+        }
+        lanes
+    }
+
+    /// Asks the sentinels, if there are any, and gives up what leads to a server that they do not name any more.
+    pub(crate) async fn look_again(self: &Arc<Self>) {
+        if let Source::Sentinels(sentinels) = &self.source
+            && let Ok(server) = sentinels.look().await
+        {
+            self.leave_others(server);
+        }
+    }
+
+    /// Gives up the lanes to the servers before this one.
+    fn leave_others(self: &Arc<Self>, server: u64) {
+        for (lane, one) in self.lanes.iter().enumerate() {
+            let (before, generation) = {
+                let held = one.held();
+                (held.server < server && held.connection.is_some(), held.generation)
+            };
+            if before {
+                self.rebuild(Way { lane, generation }, "elsewhere", Meanwhile::GivenUp);
+            }
+        }
+    }
+
+    /// Takes no connection any more.
+    pub(crate) fn close(&self) {
+        self.stop.cancel();
+        if let Source::Pool(pool) = &self.source {
+            pool.close();
+        }
     }
 
     /// Sends a pipeline once and returns the reply of each command, an error of Redis among them as a value, and by which way
@@ -154,7 +250,7 @@ impl Lanes {
     ///
     /// # Errors
     /// `NotExecuted` if no lane stands, `Ambiguous` if the replies did not come.
-    pub(crate) async fn send(&self, pipeline: &Pipeline, replies: usize) -> Result<(Vec<Value>, Way), StoreError> {
+    pub(crate) async fn send(self: &Arc<Self>, pipeline: &Pipeline, replies: usize) -> Result<(Vec<Value>, Came), StoreError> {
         let Some((way, mut connection)) = self.pick() else {
             return Err(StoreError::NotExecuted { code: Refusal::Connect, detail: "no connection to redis stands".to_owned() });
         };
@@ -165,7 +261,7 @@ impl Lanes {
                 if values.iter().any(is_readonly) {
                     self.rebuild(way, "readonly", Meanwhile::Serves);
                 }
-                Ok((values, way))
+                Ok((values, Came { lanes: Arc::clone(self), way }))
             }
             Ok(Err(error)) => {
                 if error.is_timeout() {
@@ -182,16 +278,6 @@ impl Lanes {
         }
     }
 
-    /// A reply came that answers somebody else's call: what else comes by that connection is not to be believed either.
-    pub(crate) fn distrust(&self, way: Way) {
-        self.rebuild(way, "foreign", Meanwhile::GivenUp);
-    }
-
-    /// A reader found itself on a replica.
-    pub(crate) fn on_replica(&self, way: Way) {
-        self.rebuild(way, "readonly", Meanwhile::Serves);
-    }
-
     fn pick(&self) -> Option<(Way, MultiplexedConnection)> {
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         (0..self.lanes.len()).find_map(|step| {
@@ -200,22 +286,22 @@ impl Lanes {
         })
     }
 
-    fn timed_out(&self, way: Way) {
+    fn timed_out(self: &Arc<Self>, way: Way) {
         if self.lanes[way.lane].timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= TIMEOUTS_MAX {
             self.rebuild(way, "timeouts", Meanwhile::GivenUp);
         }
     }
 
     /// Builds a successor of a lane's connection in the background. What other calls still say of the old one changes nothing.
-    fn rebuild(&self, way: Way, why: &'static str, meanwhile: Meanwhile) {
-        let lane = Arc::clone(&self.lanes[way.lane]);
-        let Some(mut pause) = lane.succeed(way.generation, meanwhile) else { return };
+    fn rebuild(self: &Arc<Self>, way: Way, why: &'static str, meanwhile: Meanwhile) {
+        let Some(mut pause) = self.lanes[way.lane].succeed(way.generation, meanwhile) else { return };
         match meanwhile {
             Meanwhile::GivenUp => tracing::warn!(why, "a connection to redis is given up; another is being built"),
             Meanwhile::Serves => tracing::warn!(why, "a connection to redis serves on; another is being built"),
         }
-        let (pool, stop) = (self.pool.clone(), self.stop.clone());
+        let (lanes, stop) = (Arc::clone(self), self.stop.clone());
         self.tasks.spawn(async move {
+            let lane = &lanes.lanes[way.lane];
             loop {
                 tokio::select! {
                     () = stop.cancelled() => return,
@@ -223,12 +309,14 @@ impl Lanes {
                 }
                 let built = tokio::select! {
                     () = stop.cancelled() => return,
-                    built = take(&pool) => built,
+                    built = lanes.source.take() => built,
                 };
                 match built {
-                    Ok(connection) => {
+                    Ok(built) => {
+                        let server = built.1;
                         lane.timeouts.store(0, Ordering::Relaxed);
-                        lane.set(connection);
+                        lane.set(built);
+                        lanes.leave_others(server);
                         metrics::lane_rebuilt(why);
                         tracing::info!(why, "a connection to redis stands again");
                         return;
@@ -239,12 +327,6 @@ impl Lanes {
             }
         });
     }
-}
-
-async fn take(pool: &Pool) -> Result<MultiplexedConnection, StoreError> {
-    let connection =
-        pool.get().await.map_err(|error| StoreError::NotExecuted { code: Refusal::Connect, detail: error.to_string() })?;
-    Ok(Connection::take(connection))
 }
 
 fn is_readonly(value: &Value) -> bool {

@@ -28,7 +28,7 @@ impl Fixture {
         let patience = std::time::Duration::from_secs(10);
         let options = StoreOptions { connect_timeout: patience, response_timeout: patience, ..StoreOptions::new(server.url()) };
         let (store, _) = Store::connect(options).await.expect("a store");
-        let client = redis::Client::open(server.url()).expect("a URL");
+        let client = redis::Client::open(server.socket()).expect("a URL");
         let connection = client.get_multiplexed_async_connection().await.expect("a connection");
         Fixture { store, connection, _server: server }
     }

@@ -486,7 +486,8 @@ impl Store {
         let echo = identity.to_string();
         let call = self.call(Script::ReadJob, identity, arguments!["record", echo.as_str()], echo.as_bytes().to_vec());
         // A replica runs it too, and may be behind.
-        let around = Around { before: vec![redis::cmd("ROLE")], after: vec![] };
+        let asked = if self.inner.nodes.may_answer_as_replica() { vec![redis::cmd("ROLE")] } else { vec![] };
+        let around = Around { before: asked, after: vec![] };
         let mut reply = self.run(&call, &around).await?;
         match reply.status() {
             "found" => Ok(Read::Found(Box::new(record::unpack(&reply.bytes()?)?))),

@@ -77,7 +77,7 @@ impl Store {
         self.command(command).await.map(drop)
     }
 
-    /// Listens for wake-ups, on a connection of its own.
+    /// Listens for wake-ups, on a connection of its own. In a cluster every node passes on what is published at any other.
     ///
     /// # Errors
     /// `NotExecuted` if it cannot connect; ask again later.
@@ -88,13 +88,13 @@ impl Store {
         };
         let channels: Vec<String> = (0..SHARDS).map(|shard| self.inner.keys.done(shard)).collect();
         let subscribe = async {
-            let mut subscriber = self.inner.client.get_async_pubsub().await?;
-            subscriber.subscribe(channels).await?;
-            Ok::<_, redis::RedisError>(subscriber)
+            let client = self.inner.nodes.client(&self.inner.dial).await?;
+            let mut subscriber = client.get_async_pubsub().await.map_err(|error| lost(&error))?;
+            subscriber.subscribe(channels).await.map_err(|error| lost(&error))?;
+            Ok::<_, StoreError>(subscriber)
         };
         let within = self.inner.options.connect_timeout + self.inner.options.response_timeout;
-        let subscriber =
-            tokio::time::timeout(within, subscribe).await.map_err(|error| lost(&error))?.map_err(|error| lost(&error))?;
+        let subscriber = tokio::time::timeout(within, subscribe).await.map_err(|error| lost(&error))??;
         Ok(Wakeups { messages: subscriber.into_on_message().boxed() })
     }
 }

@@ -14,6 +14,7 @@ mod bounds_record;
 mod bounds_sweeps;
 mod cases;
 mod cli;
+mod cluster;
 mod config;
 mod dashboards;
 mod duplicates;

@@ -73,7 +73,7 @@ impl Redis {
     /// Starts one with more arguments for `redis-server`.
     pub async fn start_with(arguments: &[&str]) -> Self {
         let server = Server::start(arguments);
-        let client = redis::Client::open(server.url()).expect("a URL");
+        let client = redis::Client::open(server.socket()).expect("a URL");
         let patience = Some(Duration::from_secs(10));
         let config = redis::AsyncConnectionConfig::new().set_connection_timeout(patience).set_response_timeout(patience);
         let connection = client.get_multiplexed_async_connection_with_config(&config).await.expect("a connection");
@@ -143,7 +143,7 @@ impl Redis {
 
     /// A connection that sees every command, those of scripts among them.
     pub async fn monitor(&self) -> redis::aio::Monitor {
-        redis::Client::open(self.url()).expect("a URL").get_async_monitor().await.expect("a monitor")
+        redis::Client::open(self.server.socket()).expect("a URL").get_async_monitor().await.expect("a monitor")
     }
 
     /// What a job would be claimed with, under a key that no other job of this server has.

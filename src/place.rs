@@ -1,0 +1,147 @@
+//! Where Redis is: what a URL names, one server, a cluster, or the master that sentinels name. Plain text, no connection.
+
+/// The port of a Redis that does not say.
+const PORT: u16 = 6379;
+/// The port of a sentinel that does not say.
+const SENTINEL_PORT: u16 = 26379;
+
+/// What begins the URLs that are understood.
+pub(crate) const SCHEMES: [&str; 7] =
+    ["redis", "rediss", "redis+unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"];
+
+/// What a URL names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// One server.
+    One,
+    /// A cluster, and some of its nodes: the others are learned from them.
+    Cluster { url: NodeUrl, seeds: Vec<String> },
+    /// The master of this name, as these sentinels know it.
+    Sentinel { url: NodeUrl, sentinels: Vec<String>, service: String },
+}
+
+/// What the URLs of the nodes have in common: scheme and credentials before the address, query and fragment behind it.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct NodeUrl {
+    scheme: &'static str,
+    user: String,
+    rest: String,
+}
+
+/// Without credentials.
+impl std::fmt::Debug for NodeUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.scheme)
+    }
+}
+
+impl NodeUrl {
+    /// The URL of a node.
+    pub(crate) fn of(&self, address: &str) -> String {
+        let NodeUrl { scheme, user, rest } = self;
+        format!("{scheme}://{user}{address}/{rest}")
+    }
+
+    /// The URL of a sentinel: our credentials are not for it.
+    pub(crate) fn of_sentinel(&self, address: &str) -> String {
+        let fragment = self.rest.find('#').map_or("", |at| &self.rest[at..]);
+        format!("{}://{address}/{fragment}", self.scheme)
+    }
+}
+
+impl Place {
+    /// Reads a URL.
+    ///
+    /// # Errors
+    /// What is wrong with it, without its credentials.
+    pub(crate) fn of(url: &str) -> Result<Self, String> {
+        let (scheme, rest) = url.split_once("://").unwrap_or_default();
+        if !SCHEMES.contains(&scheme) {
+            return Err(format!("it must begin with {}", SCHEMES.map(|scheme| format!("{scheme}://")).join(", ")));
+        }
+        let Some((node, kind)) = scheme.split_once('+').filter(|(_, kind)| *kind != "unix") else {
+            let nameless = rest.is_empty() || rest.starts_with(['?', '#']) || (scheme != "redis+unix" && rest.starts_with('/'));
+            return if nameless { Err("it names no server".to_owned()) } else { Ok(Place::One) };
+        };
+        let node = if node == "rediss" { "rediss" } else { "redis" };
+        let (before, rest) = rest.split_at(rest.find(['?', '#']).unwrap_or(rest.len()));
+        let (user, before) = before.split_at(before.rfind('@').map_or(0, |at| at + 1));
+        let (hosts, path) = before.split_once('/').unwrap_or((before, ""));
+        let url = NodeUrl { scheme: node, user: user.to_owned(), rest: rest.to_owned() };
+        let port = if kind == "sentinel" { SENTINEL_PORT } else { PORT };
+        let addresses: Vec<String> = hosts.split(',').map(|host| address(host, port)).collect::<Result<_, _>>()?;
+        match (kind, path) {
+            ("sentinel", "") => Err("it does not say which master: /NAME after the sentinels".to_owned()),
+            ("sentinel", path) if path.contains('/') => Err("the master's name has no / in it".to_owned()),
+            ("sentinel", service) => Ok(Place::Sentinel { url, sentinels: addresses, service: service.to_owned() }),
+            (_, "" | "0") => Ok(Place::Cluster { url, seeds: addresses }),
+            _ => Err("a cluster has only database 0".to_owned()),
+        }
+    }
+}
+
+/// `host:port`, an IPv6 address in brackets.
+fn address(host: &str, port: u16) -> Result<String, String> {
+    let (name, after) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((name, after)) if !name.is_empty() => (format!("[{name}]"), after),
+        _ => {
+            let (name, after) = host.split_at(host.find(':').unwrap_or(host.len()));
+            (name.to_owned(), after)
+        }
+    };
+    if name.is_empty() {
+        return Err("it names no server".to_owned());
+    }
+    let port = match after.strip_prefix(':') {
+        None if after.is_empty() => port,
+        Some(digits) => digits.parse().ok().filter(|port| *port > 0).ok_or("one of its ports is no port")?,
+        None => return Err("one of its servers is no host:port".to_owned()),
+    };
+    Ok(format!("{name}:{port}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_names_one_server_a_cluster_or_a_master() {
+        for url in ["redis://127.0.0.1", "rediss://app:pw@host:7000/2", "redis+unix:///run/redis.sock"] {
+            assert_eq!(Place::of(url), Ok(Place::One), "{url}");
+        }
+        let Ok(Place::Cluster { url, seeds }) = Place::of("rediss+cluster://app:p%40w@one:7000,[::1]:7001,three?protocol=resp3")
+        else {
+            panic!("a cluster")
+        };
+        assert_eq!(seeds, ["one:7000", "[::1]:7001", "three:6379"]);
+        assert_eq!(url.of("two:7002"), "rediss://app:p%40w@two:7002/?protocol=resp3");
+        assert!(!format!("{url:?}").contains("p%40w"));
+        let Ok(Place::Sentinel { url, sentinels, service }) = Place::of("redis+sentinel://:pw@one,two:5000/jobs") else {
+            panic!("sentinels")
+        };
+        assert_eq!((&sentinels[..], service.as_str()), (&["one:26379".to_owned(), "two:5000".to_owned()][..], "jobs"));
+        assert_eq!(
+            (url.of("m:1"), url.of_sentinel("one:26379")),
+            ("redis://:pw@m:1/".to_owned(), "redis://one:26379/".to_owned())
+        );
+    }
+
+    #[test]
+    fn what_a_url_does_not_name_is_said_without_its_password() {
+        for (url, what) in [
+            ("http://host", "must begin with"),
+            ("redis://", "names no server"),
+            ("redis:///0", "names no server"),
+            ("redis+cluster://", "names no server"),
+            ("redis+cluster://:hunter2@one:1,,two:2", "names no server"),
+            ("redis+cluster://:hunter2@one:0", "no port"),
+            ("redis+cluster://:hunter2@one:70000", "no port"),
+            ("redis+cluster://one/3", "only database 0"),
+            ("redis+sentinel://:hunter2@one:26379", "which master"),
+            ("redis+sentinel://one/jobs/2", "no / in it"),
+        ] {
+            let told = Place::of(url).expect_err(url);
+            assert!(told.contains(what) && !told.contains("hunter2"), "{url}: {told}");
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Which kind of Redis stands behind a store, and what that means for a command: one server, or each to its node.
+
+use std::fmt;
+use std::sync::Arc;
+
+use redis::{Cmd, Pipeline, Value};
+
+use crate::error::StoreError;
+use crate::store::cluster::{Before, Cluster};
+use crate::store::lanes::{Came, Lanes};
+use crate::store::retry;
+use crate::store::sentinel::Sentinels;
+
+pub(crate) enum Nodes {
+    /// One server.
+    One { lanes: Arc<Lanes>, client: redis::Client },
+    /// Whichever server sentinels name.
+    Sentinel { lanes: Arc<Lanes>, sentinels: Arc<Sentinels> },
+    /// The masters of a cluster.
+    Cluster(Arc<Cluster>),
+}
+
+/// Which kind of Redis it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// One server.
+    One,
+    /// The master of this name, as sentinels know it.
+    Sentinel {
+        /// Its name.
+        service: String,
+    },
+    /// A cluster.
+    Cluster {
+        /// How many of its masters have slots.
+        masters: usize,
+    },
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::One => f.write_str("one server"),
+            Kind::Sentinel { service } => write!(f, "the master that sentinels call {service}"),
+            Kind::Cluster { masters: 1 } => f.write_str("a cluster of 1 master"),
+            Kind::Cluster { masters } => write!(f, "a cluster of {masters} masters"),
+        }
+    }
+}
+
+/// Some of the masters: each where there are more than one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Master {
+    /// The only one.
+    Only,
+    /// One of a cluster's, by its address.
+    At(Arc<str>),
+}
+
+impl Nodes {
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Nodes::One { .. } => Kind::One,
+            Nodes::Sentinel { sentinels, .. } => Kind::Sentinel { service: sentinels.service().to_owned() },
+            Nodes::Cluster(cluster) => Kind::Cluster { masters: cluster.masters().len() },
+        }
+    }
+
+    /// Every master, in the same order for whoever asks.
+    pub(crate) fn masters(&self) -> Vec<Master> {
+        match self {
+            Nodes::One { .. } | Nodes::Sentinel { .. } => vec![Master::Only],
+            Nodes::Cluster(cluster) => cluster.masters().into_iter().map(Master::At).collect(),
+        }
+    }
+
+    /// The master of a key; `None` if the map has none.
+    pub(crate) fn master_of(&self, key: &[u8]) -> Option<Master> {
+        match self {
+            Nodes::One { .. } | Nodes::Sentinel { .. } => Some(Master::Only),
+            Nodes::Cluster(cluster) => cluster.master_of(key).map(Master::At),
+        }
+    }
+
+    /// Whether a server that is no master may answer a read: in a cluster it sends us on.
+    pub(crate) fn may_answer_as_replica(&self) -> bool {
+        match self {
+            Nodes::One { .. } | Nodes::Sentinel { .. } => true,
+            Nodes::Cluster(_) => false,
+        }
+    }
+
+    /// Sends a command to one master; an error of Redis is an error.
+    pub(crate) async fn on(&self, master: &Master, command: Cmd) -> Result<Value, StoreError> {
+        match (self, master) {
+            (Nodes::Cluster(cluster), Master::At(node)) => cluster.on(node, &command).await,
+            _ => match self.send(vec![command]).await?.swap_remove(0) {
+                Value::ServerError(error) => Err(retry::of_server(&error)),
+                value => Ok(value),
+            },
+        }
+    }
+
+    /// Sends commands that do not depend on each other unless they are of one key; an error of Redis is a value.
+    pub(crate) async fn send(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
+        match self {
+            Nodes::One { lanes, .. } | Nodes::Sentinel { lanes, .. } => in_one(lanes, commands).await.map(|(values, _)| values),
+            Nodes::Cluster(cluster) => cluster.send(&commands).await,
+        }
+    }
+
+    /// Sends commands of which one is the `main` one: what stands before it is done before it. By which way its reply came.
+    pub(crate) async fn send_around(
+        &self,
+        commands: Vec<Cmd>,
+        main: usize,
+        before: Before,
+    ) -> Result<(Vec<Value>, Came), StoreError> {
+        match self {
+            Nodes::One { lanes, .. } | Nodes::Sentinel { lanes, .. } => in_one(lanes, commands).await,
+            Nodes::Cluster(cluster) => cluster.send_around(&commands, main, before).await,
+        }
+    }
+
+    /// A client for a connection of its own, to a server by which every message comes.
+    pub(crate) async fn client(&self, dial: &crate::store::dial::Dial) -> Result<redis::Client, StoreError> {
+        match self {
+            Nodes::One { client, .. } => Ok(client.clone()),
+            Nodes::Sentinel { sentinels, .. } => dial.client(&sentinels.url().await?),
+            Nodes::Cluster(cluster) => dial.client(&cluster.some_url()),
+        }
+    }
+
+    /// Looks whether the master is another one, of which no connection told.
+    pub(crate) async fn look_again(&self) {
+        if let Nodes::Sentinel { lanes, .. } = self {
+            lanes.look_again().await;
+        }
+    }
+
+    /// Makes no connection any more.
+    pub(crate) fn close(&self) {
+        match self {
+            Nodes::One { lanes, .. } | Nodes::Sentinel { lanes, .. } => lanes.close(),
+            Nodes::Cluster(_) => {}
+        }
+    }
+}
+
+async fn in_one(lanes: &Arc<Lanes>, commands: Vec<Cmd>) -> Result<(Vec<Value>, Came), StoreError> {
+    let replies = commands.len();
+    let mut pipeline = Pipeline::with_capacity(replies);
+    for command in commands {
+        pipeline.add_command(command);
+    }
+    lanes.send(&pipeline, replies).await
+}

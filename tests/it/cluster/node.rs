@@ -1,0 +1,179 @@
+//! A `redis-server` on a port of its own, as a node of a cluster, a replica or a sentinel; killed on drop.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use redis::{FromRedisValue, RedisResult};
+use tempfile::TempDir;
+
+use crate::support::{SOON, until};
+
+/// How long a command of the test's own may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub struct Node {
+    child: Child,
+    pub port: u16,
+    bus: u16,
+    directory: TempDir,
+}
+
+impl Node {
+    /// Starts a server with these settings, and waits until it answers.
+    pub async fn start(settings: &[&str]) -> Node {
+        let [port, bus] = free_ports();
+        let directory = tempfile::tempdir().unwrap();
+        let mut text = format!("port {port}\nbind 127.0.0.1\ndir {}\nlogfile redis.log\n", directory.path().display());
+        for setting in settings {
+            text.push_str(&setting.replace("{bus}", &bus.to_string()));
+            text.push('\n');
+        }
+        let file = directory.path().join("redis.conf");
+        std::fs::write(&file, text).unwrap();
+        let mut command = Command::new("redis-server");
+        command.arg(&file);
+        if settings.iter().any(|setting| setting.starts_with("sentinel ")) {
+            command.arg("--sentinel");
+        }
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let node = Node { child: command.spawn().expect("redis-server, 7.0 or newer, is installed"), port, bus, directory };
+        until("a node answers", async || node.ask::<String>(&["PING"]).await.is_ok()).await;
+        node
+    }
+
+    /// Starts a node of a cluster, without a slot yet.
+    pub async fn of_cluster() -> Node {
+        Node::start(&[
+            "save \"\"",
+            "maxmemory-policy noeviction",
+            "cluster-enabled yes",
+            "cluster-port {bus}",
+            "cluster-node-timeout 1000",
+            "cluster-replica-validity-factor 0",
+            "repl-diskless-sync-delay 0",
+            "repl-ping-replica-period 1",
+        ])
+        .await
+    }
+
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Sends one command on a connection of its own.
+    pub async fn ask<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+        let config =
+            redis::AsyncConnectionConfig::new().set_connection_timeout(Some(PATIENCE)).set_response_timeout(Some(PATIENCE));
+        let client = redis::Client::open(format!("redis://{}", self.address()))?;
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connection).await
+    }
+
+    /// Sends one command that must be obeyed.
+    pub async fn tell<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        self.ask(words).await.unwrap_or_else(|error| panic!("{words:?}: {error}; see {}", self.directory.path().display()))
+    }
+
+    pub async fn id(&self) -> String {
+        self.tell(&["CLUSTER", "MYID"]).await
+    }
+
+    /// A line of `INFO`.
+    pub async fn info(&self, section: &str, name: &str) -> Option<String> {
+        let info: String = self.ask(&["INFO", section]).await.ok()?;
+        info.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned()))
+    }
+
+    pub async fn is_master(&self) -> bool {
+        self.info("replication", "role").await.is_some_and(|role| role == "master")
+    }
+
+    /// Takes no write any more, waits until this replica has all there was, and dies: nothing that was acknowledged is lost.
+    pub async fn die_having_told(&mut self, replica: &Node) {
+        self.tell::<()>(&["CLIENT", "PAUSE", "60000", "WRITE"]).await;
+        until("the replica has everything", async || {
+            let here = self.info("replication", "master_repl_offset").await.unwrap();
+            replica.info("replication", "slave_repl_offset").await.is_some_and(|there| there == here)
+        })
+        .await;
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // It may have died already; there is nothing to save.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Three masters with a third of the slots each, every one with a replica if that is wanted.
+pub struct ThreeMasters {
+    pub masters: Vec<Node>,
+    pub replicas: Vec<Node>,
+}
+
+impl ThreeMasters {
+    pub async fn start(replicated: bool) -> ThreeMasters {
+        let mut masters = Vec::new();
+        let mut replicas = Vec::new();
+        for _ in 0..3 {
+            masters.push(Node::of_cluster().await);
+            if replicated {
+                replicas.push(Node::of_cluster().await);
+            }
+        }
+        for (master, slots) in masters.iter().zip([["0", "5460"], ["5461", "10922"], ["10923", "16383"]]) {
+            master.tell::<()>(&["CLUSTER", "ADDSLOTSRANGE", slots[0], slots[1]]).await;
+        }
+        let first = &masters[0];
+        for node in masters[1..].iter().chain(&replicas) {
+            let (port, bus) = (node.port.to_string(), node.bus.to_string());
+            first.tell::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]).await;
+        }
+        for (master, replica) in masters.iter().zip(&replicas) {
+            let id = master.id().await;
+            until("a replica follows its master", async || replica.ask::<()>(&["CLUSTER", "REPLICATE", &id]).await.is_ok()).await;
+        }
+        for (master, replica) in masters.iter().zip(&replicas) {
+            until("a replica is in step", async || {
+                replica.info("replication", "master_link_status").await.is_some_and(|status| status == "up")
+                    && master.info("replication", "connected_slaves").await.is_some_and(|count| count == "1")
+            })
+            .await;
+        }
+        let cluster = ThreeMasters { masters, replicas };
+        cluster.agree().await;
+        cluster
+    }
+
+    /// Waits until every node that lives has every slot in its map.
+    pub async fn agree(&self) {
+        let began = Instant::now();
+        for node in self.masters.iter().chain(&self.replicas) {
+            loop {
+                let Ok(info) = node.ask::<String>(&["CLUSTER", "INFO"]).await else { break };
+                let nodes = format!("cluster_known_nodes:{}", self.masters.len() + self.replicas.len());
+                if info.contains("cluster_state:ok") && info.contains(&nodes) {
+                    break;
+                }
+                assert!(began.elapsed() < SOON, "the cluster does not agree: {info}");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+
+    pub fn url(&self) -> String {
+        let seeds: Vec<String> = self.masters.iter().map(Node::address).collect();
+        format!("redis+cluster://{}", seeds.join(","))
+    }
+}
+
+/// Two ports that nobody has at the moment.
+fn free_ports() -> [u16; 2] {
+    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap().port())
+}
