@@ -41,8 +41,8 @@ unit:  ## the whole test suite, with nextest where it is installed
 		else set -x; cargo test --lib --bins --tests $(POINTS); fi
 
 cluster-suite: setup  ## the whole test suite, each Redis of it a cluster of one node
-	@if cargo nextest --version >/dev/null 2>&1; then set -x; ONEJOB_TEST_CLUSTER=1 cargo nextest run --no-fail-fast $(POINTS); \
-		else set -x; ONEJOB_TEST_CLUSTER=1 cargo test --no-fail-fast --lib --bins --tests $(POINTS); fi
+	@if cargo nextest --version >/dev/null 2>&1; then set -x; TEST_REDIS_CLUSTER=1 cargo nextest run --no-fail-fast $(POINTS); \
+		else set -x; TEST_REDIS_CLUSTER=1 cargo test --no-fail-fast --lib --bins --tests $(POINTS); fi
 
 series:  ## whether the number of metric series stays the same over 100,000 keys; ten minutes on a busy machine
 	cargo test $(POINTS) --test it dashboards::live::the_number_of_series_is_the_same -- --ignored --nocapture

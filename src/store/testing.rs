@@ -7,7 +7,7 @@ use crate::fingerprint::{digest, second_half, sha256};
 use crate::job::{Class, Identity, JobId, Owner, Payload, Rules};
 use crate::store::{Begin, Store, StoreOptions, SubmitJob, Submitted};
 
-#[expect(dead_code, reason = "the tests outside also send signals to its process")]
+#[expect(dead_code, reason = "the tests outside also send signals to its process, and are other users")]
 #[path = "../../tests/it/support/server.rs"]
 mod server;
 

@@ -325,7 +325,7 @@ async fn an_evicting_redis_is_refused_unless_somebody_takes_the_risk() {
 async fn a_redis_that_does_not_talk_about_itself_is_a_warning() {
     let redis = Redis::start().await;
     redis.value(&["ACL", "SETUSER", "gateway", "on", ">secret", "~*", "&*", "+@all", "-info", "-config"]).await;
-    let options = StoreOptions { url: format!("{}?user=gateway&pass=secret", redis.url()), ..redis.options() };
+    let options = StoreOptions { url: redis.url_of("gateway", "secret"), ..redis.options() };
     let (store, checked) = Store::connect(options).await.expect("a store");
     assert_eq!(checked.warnings.len(), 2, "{:?}", checked.warnings);
     assert!(checked.warnings.iter().any(|warning| warning.contains("noeviction")), "{:?}", checked.warnings);

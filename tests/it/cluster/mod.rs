@@ -9,9 +9,10 @@ mod node;
 use std::time::Instant;
 
 use futures_util::StreamExt as _;
+use onejob::error::{Refusal, StoreError};
 use onejob::fingerprint::digest;
 use onejob::job::Identity;
-use onejob::store::{Extended, RedisKind, Store, StoreOptions};
+use onejob::store::{Extended, Read, RedisKind, Store, StoreOptions, Submitted};
 use tokio::sync::mpsc;
 
 use crate::support::{Answer, Call, First, LEASE_MS, SOON, Submission, until};
@@ -147,6 +148,31 @@ async fn scripts_forgotten_by_every_master_are_sent_again_and_every_end_is_heard
     store.close().await;
 }
 
+/// A hint is written first: where its master refuses it, a claim at another one is not made.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_whose_hint_another_master_refuses_is_not_made() {
+    let cluster = ThreeMasters::start(false).await;
+    let store = store(&cluster.url()).await;
+    let third = |slot: u16| usize::from(slot).min(16_383) / 5_462;
+    let submissions = (0..).map(|number| Submission::new(&format!("hint-{number}")));
+    let elsewhere = |one: &Submission| {
+        let hint = slot_of(&format!("{:02x}", one.identity().shard()));
+        third(hint) == 0 && third(slot_of(&one.identity().to_string())) != 0
+    };
+    let claim = Submission { first: First::Running, ..submissions.filter(elsewhere).next().unwrap() };
+    // Less than it uses, so that nothing new fits.
+    cluster.masters[0].tell::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let refused = Call::Submit(claim.clone()).send(&store).await.unwrap_err();
+    assert!(matches!(refused, StoreError::NotExecuted { code: Refusal::Oom, .. }), "{refused}");
+    assert_eq!(store.read_job(claim.identity()).await.unwrap(), Read::NotFound);
+    store.canary().await.unwrap_err();
+    cluster.masters[0].tell::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    store.canary().await.unwrap();
+    let created = Call::Submit(claim).send(&store).await.unwrap();
+    assert!(matches!(created, Answer::Submitted(Submitted::Created { .. })), "{created:?}");
+    store.close().await;
+}
+
 /// A master is killed and its replica takes over: callers ask again until then, and nothing is lost or done twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_that_takes_over_from_a_killed_master_has_every_job_once() {
@@ -202,5 +228,39 @@ async fn a_master_that_a_sentinel_names_has_every_job_of_the_killed_one_once() {
     let figures = load.judged().await;
     store.canary().await.unwrap();
     eprintln!("promoted after {promoted:?}, jobs end again after {served:?}: {figures:?}");
+    store.close().await;
+}
+
+/// Once one lane was led to the master that the sentinel names now, no other takes jobs to the old one, though that one still would.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_lane_stays_at_a_master_that_the_sentinel_does_not_name_any_more() {
+    let settings = ["save \"\"", "maxmemory-policy noeviction"];
+    let (old, new) = (Node::start(&settings).await, Node::start(&settings).await);
+    let sentinel = Node::start(&[&format!("sentinel monitor jobs 127.0.0.1 {} 1", old.port)]).await;
+    let store = store(&format!("redis+sentinel://{}/jobs", sentinel.address())).await;
+    sentinel.tell::<()>(&["SENTINEL", "REMOVE", "jobs"]).await;
+    sentinel.tell::<()>(&["SENTINEL", "MONITOR", "jobs", "127.0.0.1", &new.port.to_string(), "1"]).await;
+    // One of the two lanes breaks.
+    let clients: String = old.tell(&["CLIENT", "LIST", "TYPE", "normal"]).await;
+    let lane =
+        clients.lines().find(|line| line.contains("cmd=evalsha") || line.contains("cmd=hget") || line.contains("cmd=time"));
+    let id = lane.and_then(|line| line.strip_prefix("id=")?.split(' ').next()).unwrap_or_else(|| panic!("{clients}"));
+    old.tell::<u64>(&["CLIENT", "KILL", "ID", id]).await;
+    let mut number = 0;
+    let mut claim = async || {
+        number += 1;
+        // Refused while the lanes are built.
+        let _ = Call::Submit(Submission::new(&format!("key-{number}"))).send(&store).await;
+    };
+    until("a job comes to the new master", async || {
+        claim().await;
+        new.tell::<u64>(&["DBSIZE"]).await > 1
+    })
+    .await;
+    let before: u64 = old.tell(&["DBSIZE"]).await;
+    for _ in 0..20 {
+        claim().await;
+    }
+    assert_eq!(old.tell::<u64>(&["DBSIZE"]).await, before, "no job came to the old one");
     store.close().await;
 }

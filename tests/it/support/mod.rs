@@ -85,6 +85,11 @@ impl Redis {
         self.server.url()
     }
 
+    /// Its URL for another user.
+    pub fn url_of(&self, user: &str, password: &str) -> String {
+        self.server.url_of(user, password)
+    }
+
     /// Options for a store in it, more patient than the defaults: the machine may be busy.
     pub fn options(&self) -> StoreOptions {
         let patience = Duration::from_secs(10);

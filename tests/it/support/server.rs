@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// The variable that makes a cluster of each server.
-const AS_CLUSTER: &str = "ONEJOB_TEST_CLUSTER";
+/// The variable that makes a cluster of each server. Not one of the program's own, which refuses what it does not know.
+const AS_CLUSTER: &str = "TEST_REDIS_CLUSTER";
 /// How often a server is tried on other ports, if somebody else was faster.
 const PORTS_TRIES: usize = 5;
 
@@ -102,6 +102,14 @@ impl Server {
     /// Its URL, as `StoreOptions` takes it.
     pub(crate) fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Its URL for another user.
+    pub(crate) fn url_of(&self, user: &str, password: &str) -> String {
+        match self.url.split_once("redis+cluster://") {
+            Some((_, address)) => format!("redis+cluster://{user}:{password}@{address}"),
+            None => format!("{}?user={user}&pass={password}", self.url),
+        }
     }
 
     /// The URL of its socket, for commands of the test's own.
