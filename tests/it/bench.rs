@@ -58,6 +58,10 @@ async fn a_benchmark_that_cannot_tidy_up_names_its_keys() {
 #[tokio::test]
 async fn a_benchmark_whose_redis_fails_meanwhile_still_tidies_up() {
     let redis = Redis::start().await;
+    // Its nodes become replicas by other words.
+    if redis.is_cluster() {
+        return;
+    }
     let mut command = Command::new(env!("CARGO_BIN_EXE_onejob"));
     command.args(["bench", "--ops", "1000000", "--seconds", "60", "--tasks", "2"]);
     command.args(["--set", &format!("redis.url={}", redis.url())]);

@@ -634,7 +634,8 @@ async fn the_doctor_finds_an_evicting_redis_bad_and_serve_refuses_it() {
 
     let doctor = run(&["--json", "--set", &url, "doctor"]).await.expect(6).json();
     let finding = doctor["findings"].as_array().unwrap().iter().find(|finding| finding["check"] == json!("eviction")).unwrap();
-    assert_eq!((&finding["verdict"], &finding["found"]), (&json!("bad"), &json!("allkeys-lru")));
+    assert_eq!(finding["verdict"], json!("bad"));
+    assert!(finding["found"].as_str().unwrap().ends_with("allkeys-lru"), "{finding}");
     let refused = run(&["--set", &url, "serve", "--listen", "127.0.0.1:0"]).await.expect(6);
     assert!(refused.stderr.contains("maxmemory-policy"), "{}", refused.stderr);
 }

@@ -176,6 +176,10 @@ async fn an_adopted_job_that_is_denied_for_its_own_request_goes_on_without_that_
 #[tokio::test]
 async fn certificates_are_not_read_from_a_replica() {
     let shop = Shop::open().await;
+    // There a replica sends us on.
+    if shop.redis.is_cluster() {
+        return;
+    }
     shop.certify(BODY, "").await;
     let store = shop.redis.store().await;
     assert_eq!(store.certificates("print", "laser").await.unwrap().len(), 1);

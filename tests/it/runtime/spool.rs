@@ -317,11 +317,12 @@ async fn a_result_that_the_store_refuses_for_good_stays_in_the_spool() {
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
     until("the call is at the provider", async || shop.inkjet.ledger().received == 1).await;
     let key = format!("oj:{{{}}}", id.identity());
-    shop.redis.command::<()>(&["RENAME", &key, "aside"]).await;
+    let aside = format!("{{{}}}aside", id.identity());
+    shop.redis.command::<()>(&["RENAME", &key, &aside]).await;
     shop.redis.command::<i64>(&["RPUSH", &key, "no record"]).await;
     until("it is in the spool", async || files(dir.path(), ".verdict").len() == 1).await;
     runtime.shutdown(Duration::ZERO).await;
-    shop.redis.command::<()>(&["RENAME", "aside", &key]).await;
+    shop.redis.command::<()>(&["RENAME", &aside, &key]).await;
     let next = shop.gateway_with(|setup| spooling(setup, dir.path())).await;
     assert_eq!(ended(&next, id).await.state, JobState::Succeeded);
     assert_eq!(shop.executions(id), 1);

@@ -90,6 +90,11 @@ impl Redis {
         self.server.url_of(user, password)
     }
 
+    /// Whether it is a cluster of one node: what is only so on a single server is not looked at there.
+    pub fn is_cluster(&self) -> bool {
+        self.url().starts_with("redis+cluster:")
+    }
+
     /// Options for a store in it, more patient than the defaults: the machine may be busy.
     pub fn options(&self) -> StoreOptions {
         let patience = Duration::from_secs(10);
