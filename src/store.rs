@@ -150,7 +150,7 @@ impl Store {
         let place = Place::of(&options.url).map_err(|what| StoreError::fatal("BADURL", format!("redis.url: {what}")))?;
         let nodes = match place {
             Place::One => {
-                let (source, client) = (Source::Pool(dial.pool(&options.url)?), dial.client(&options.url)?);
+                let (source, client) = (Source::Pool(dial.pool(&options.url)?), Box::new(dial.client(&options.url)?));
                 let lanes = Lanes::open(source, lanes, deadline, tasks.clone(), stop.clone());
                 Nodes::One { lanes: lanes.await.map_err(|error| dial::cannot(&options.url, &error))?, client }
             }
@@ -161,7 +161,7 @@ impl Store {
             }
             Place::Cluster { url, seeds } => {
                 let opening = Opening { dial: dial.clone(), lanes, deadline, tasks: tasks.clone(), stop: stop.clone() };
-                Nodes::Cluster(Cluster::connect(url, seeds, opening).await?)
+                Nodes::Cluster(Box::pin(Cluster::connect(url, seeds, opening)).await?)
             }
         };
         let keys = Keys::new(&options.prefix);

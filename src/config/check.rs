@@ -302,12 +302,12 @@ impl Checker<'_> {
     }
 
     fn redis(&mut self, redis: &Redis) {
-        if let Some(url) = &redis.url {
-            if let Err(what) = Place::of(url.reveal()) {
-                let hint = "as in redis://127.0.0.1:6379, redis+unix:///run/redis.sock, redis+cluster://one:6379,two:6379 \
-                            or redis+sentinel://one:26379,two:26379/NAME";
-                self.refuse("redis.url", Some(url), what, hint);
-            }
+        if let Some(url) = &redis.url
+            && let Err(what) = Place::of(url.reveal())
+        {
+            let hint = "as in redis://127.0.0.1:6379, redis+unix:///run/redis.sock, redis+cluster://one:6379,two:6379 \
+                        or redis+sentinel://one:26379,two:26379/NAME";
+            self.refuse("redis.url", Some(url), what, hint);
         }
         if redis.data_dir.as_os_str().is_empty() {
             self.refuse("redis.data_dir", None, "it is empty", "name a directory");

@@ -48,7 +48,7 @@ impl Source {
     async fn take(&self) -> Result<(MultiplexedConnection, u64), StoreError> {
         match self {
             Source::Pool(pool) => dial::take(pool).await.map(|connection| (connection, 0)),
-            Source::Sentinels(sentinels) => sentinels.take().await,
+            Source::Sentinels(sentinels) => Box::pin(sentinels.take()).await,
         }
     }
 }

@@ -11,9 +11,10 @@ use crate::store::lanes::{Came, Lanes};
 use crate::store::retry;
 use crate::store::sentinel::Sentinels;
 
+/// What only a cluster or sentinels need is boxed: calls to one server carry none of it.
 pub(crate) enum Nodes {
     /// One server.
-    One { lanes: Arc<Lanes>, client: redis::Client },
+    One { lanes: Arc<Lanes>, client: Box<redis::Client> },
     /// Whichever server sentinels name.
     Sentinel { lanes: Arc<Lanes>, sentinels: Arc<Sentinels> },
     /// The masters of a cluster.
@@ -93,7 +94,7 @@ impl Nodes {
     /// Sends a command to one master; an error of Redis is an error.
     pub(crate) async fn on(&self, master: &Master, command: Cmd) -> Result<Value, StoreError> {
         match (self, master) {
-            (Nodes::Cluster(cluster), Master::At(node)) => cluster.on(node, &command).await,
+            (Nodes::Cluster(cluster), Master::At(node)) => Box::pin(cluster.on(node, &command)).await,
             _ => match self.send(vec![command]).await?.swap_remove(0) {
                 Value::ServerError(error) => Err(retry::of_server(&error)),
                 value => Ok(value),
@@ -105,7 +106,7 @@ impl Nodes {
     pub(crate) async fn send(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
         match self {
             Nodes::One { lanes, .. } | Nodes::Sentinel { lanes, .. } => in_one(lanes, commands).await.map(|(values, _)| values),
-            Nodes::Cluster(cluster) => cluster.send(&commands).await,
+            Nodes::Cluster(cluster) => Box::pin(cluster.send(&commands)).await,
         }
     }
 
@@ -118,15 +119,15 @@ impl Nodes {
     ) -> Result<(Vec<Value>, Came), StoreError> {
         match self {
             Nodes::One { lanes, .. } | Nodes::Sentinel { lanes, .. } => in_one(lanes, commands).await,
-            Nodes::Cluster(cluster) => cluster.send_around(&commands, main, before).await,
+            Nodes::Cluster(cluster) => Box::pin(cluster.send_around(&commands, main, before)).await,
         }
     }
 
     /// A client for a connection of its own, to a server by which every message comes.
     pub(crate) async fn client(&self, dial: &crate::store::dial::Dial) -> Result<redis::Client, StoreError> {
         match self {
-            Nodes::One { client, .. } => Ok(client.clone()),
-            Nodes::Sentinel { sentinels, .. } => dial.client(&sentinels.url().await?),
+            Nodes::One { client, .. } => Ok(redis::Client::clone(client)),
+            Nodes::Sentinel { sentinels, .. } => dial.client(&Box::pin(sentinels.url()).await?),
             Nodes::Cluster(cluster) => dial.client(&cluster.some_url()),
         }
     }
@@ -134,7 +135,7 @@ impl Nodes {
     /// Looks whether the master is another one, of which no connection told.
     pub(crate) async fn look_again(&self) {
         if let Nodes::Sentinel { lanes, .. } = self {
-            lanes.look_again().await;
+            Box::pin(lanes.look_again()).await;
         }
     }
 

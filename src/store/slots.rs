@@ -220,8 +220,7 @@ mod tests {
     fn a_node_that_does_not_say_its_host_is_where_it_was_asked() {
         let (one, two) = (list(&[text(""), Value::Int(7001), text("id")]), list(&[Value::Nil, Value::Int(7002), text("id")]));
         let six = list(&[text("::1"), Value::Int(7003), text("id")]);
-        let ranges =
-            vec![vec![Value::Int(0), Value::Int(99), six.clone(), one.clone()], vec![Value::Int(100), Value::Int(16_382), two]];
+        let ranges = vec![vec![Value::Int(0), Value::Int(99), six.clone(), one], vec![Value::Int(100), Value::Int(16_382), two]];
         let map = SlotMap::read("host:7000", ranges).unwrap();
         let masters: Vec<&str> = map.masters().iter().map(|address| &**address).collect();
         assert_eq!(masters, ["[::1]:7003", "host:7002"]);

@@ -53,7 +53,7 @@ async fn a_slot_that_moves_both_ways_under_load_moves_no_job_out_of_reach() {
     let load = Load::start(&store, "slot", Errors::Never);
     let (slot, keys) = keys_of_one_slot(4);
     let mut beating = Vec::new();
-    let (beat, mut beats) = mpsc::unbounded_channel();
+    let (beat, mut beats) = mpsc::channel(1);
     for key in &keys {
         let submission = Submission { first: First::Running, ..Submission::new(key) };
         let (store, beat) = (store.clone(), beat.clone());
@@ -67,7 +67,7 @@ async fn a_slot_that_moves_both_ways_under_load_moves_no_job_out_of_reach() {
                 assert!(matches!(extended, Answer::Extended(Extended::Extended { .. })), "{extended:?}");
                 let told = duplicate.send(&store).await.unwrap();
                 assert!(format!("{told:?}").contains("Existing"), "{told:?}");
-                if beat.send(()).is_err() {
+                if beat.send(()).await.is_err() {
                     return;
                 }
             }
@@ -154,12 +154,16 @@ async fn a_claim_whose_hint_another_master_refuses_is_not_made() {
     let cluster = ThreeMasters::start(false).await;
     let store = store(&cluster.url()).await;
     let third = |slot: u16| usize::from(slot).min(16_383) / 5_462;
-    let submissions = (0..).map(|number| Submission::new(&format!("hint-{number}")));
+    let mut submissions = (0..).map(|number| Submission::new(&format!("hint-{number}")));
     let elsewhere = |one: &Submission| {
         let hint = slot_of(&format!("{:02x}", one.identity().shard()));
         third(hint) == 0 && third(slot_of(&one.identity().to_string())) != 0
     };
-    let claim = Submission { first: First::Running, ..submissions.filter(elsewhere).next().unwrap() };
+    let claim = Submission { first: First::Running, ..submissions.find(elsewhere).unwrap() };
+    // Every master knows the script: one that does not would refuse it too.
+    for number in 0..16 {
+        Call::Submit(Submission::new(&format!("warm-{number}"))).send(&store).await.unwrap();
+    }
     // Less than it uses, so that nothing new fits.
     cluster.masters[0].tell::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
     let refused = Call::Submit(claim.clone()).send(&store).await.unwrap_err();
