@@ -39,7 +39,7 @@ pub(super) struct Arguments {
     /// Begins no further run after this time.
     #[arg(long, value_name = "DURATION", value_parser = super::duration)]
     time_max: Option<Duration>,
-    /// Begins no further run once the runs have cost so much, in the provider's unit (`cost` in its entry).
+    /// Begins no further run once the runs have cost so much, in the provider's unit. Refused where its entry has no `cost`.
     #[arg(long, value_name = "NUMBER")]
     cost_max: Option<u64>,
     /// Writes each finished run to this file, and goes on from what is there.
@@ -129,6 +129,14 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         let what =
             "effects = \"external\": what its provider does happens for real, each run anew; --accept-effects if that is well";
         return Err(Failure::new(Exit::Usage, format!("route {}: {what}", subject.route)));
+    }
+    if arguments.cost_max.is_some() && config.provider[subject.name].cost.is_none() {
+        let name = subject.name;
+        let what = format!(
+            "--cost-max: nobody knows what an answer of {name} costs: set provider.{name}.cost, a JSON pointer into its answers, \
+             as in \"/usage/total_tokens\""
+        );
+        return Err(Failure::new(Exit::Usage, what));
     }
     let suite = subject.suite;
     let settings = Settings {

@@ -177,6 +177,17 @@ async fn what_is_cut_short_is_no_proof_however_much_was_decided() {
     assert_eq!(whole["report"]["verdict"], "passed");
 }
 
+/// A limit that nothing counts towards limits nothing.
+#[tokio::test]
+async fn a_limit_of_cost_is_refused_where_nobody_knows_what_an_answer_costs() {
+    let site = Site::open().await;
+    let toml = std::fs::read_to_string(site.path("onejob.toml")).unwrap().replace("cost = \"/usage/total_tokens\"", "");
+    std::fs::write(site.path("onejob.toml"), toml).unwrap();
+    let refused = site.qualify(&["--cost-max", "10"]).await.expect(2);
+    assert!(refused.stderr.contains("set provider.second.cost"), "{}", refused.stderr);
+    assert_eq!(site.asked().len(), 0);
+}
+
 /// What a person needs to see what is wrong, and what was asked for.
 #[tokio::test]
 async fn a_report_shows_what_was_asked_what_was_expected_and_what_came() {
