@@ -32,7 +32,7 @@ pub(super) struct MarkArguments {
     /// The provider.
     #[arg(long)]
     provider: String,
-    /// One certificate alone, by its name; without: every one that is kept.
+    /// One certificate alone, by its name; without: every one that is kept. reinstate requires it.
     #[arg(long)]
     id: Option<String>,
     /// Why.
@@ -134,9 +134,17 @@ pub(super) fn at(ms: u64) -> String {
 }
 
 pub(super) async fn mark(arguments: MarkArguments, standing: Standing, context: &Context) -> Result<Exit, Failure> {
+    let MarkArguments { route, provider, id, reason, actor } = arguments;
+    if standing == Standing::Live && id.is_none() {
+        // What is suspended may be so for several reasons, and nobody has looked at all of them.
+        let what = format!(
+            "reinstate needs --id, the one certificate that is good again: without it, those that gateways suspended by themselves \
+             would be too; onejob certificates --route {route} --events lists them"
+        );
+        return Err(Failure::new(Exit::Usage, what));
+    }
     let config = context.load().or_exit(Exit::Usage)?;
     let store = store(&config).await?;
-    let MarkArguments { route, provider, id, reason, actor } = arguments;
     let stood = store
         .mark_certificate(AttemptToken::random(), (&route, &provider), id.as_deref(), standing, (&actor, &reason))
         .await

@@ -464,6 +464,21 @@ impl Site {
     }
 }
 
+/// Without a name it would also make good what a gateway suspended for a reason of its own.
+#[tokio::test]
+async fn only_a_certificate_that_is_named_is_reinstated() {
+    let site = Site::open().await;
+    let (one, two) = (site.certified().await, site.certified().await);
+    site.mark("suspend").await.expect(0);
+    let refused = site.mark("reinstate").await.expect(2);
+    assert!(refused.stderr.contains("reinstate needs --id"), "{}", refused.stderr);
+    let standings = async || site.certificates().await.into_iter().map(|(id, standing, _)| (id, standing)).collect::<Vec<_>>();
+    assert_eq!(standings().await, [(two.clone(), Standing::Suspended), (one.clone(), Standing::Suspended)]);
+    let named = ["reinstate", "--route", "city", "--provider", "second", "--reason", "looked at", "--id", &two];
+    assert_eq!(site.run(&named).await.expect(0).json()["count"], 1);
+    assert_eq!(standings().await, [(two, Standing::Live), (one, Standing::Suspended)]);
+}
+
 /// Of two gateways one renews, once.
 #[tokio::test]
 async fn a_certificate_is_renewed_before_it_ends_by_one_of_all_gateways() {
