@@ -225,6 +225,27 @@ async fn a_report_shows_what_was_asked_what_was_expected_and_what_came() {
     }
 }
 
+/// Nobody who waits for minutes is left without a word, nor told that a certificate is there where none is.
+#[tokio::test]
+async fn how_far_a_qualification_is_stands_on_stderr() {
+    let site = Site::open_with(simulated().await, &SUITE.replace("[structure, meaning]", "[meaning, gateway]"), "").await;
+    for json in [&["--json"][..], &[]] {
+        let mut command = onejob();
+        command.arg("--config").arg(site.path("onejob.toml")).args(json);
+        command.args(["qualify", "--route", "city", "--provider", "second", "--dry-run"]);
+        let told = ended(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()).await.expect(0);
+        let lines: Vec<&str> = told.stderr.lines().filter(|line| line.starts_with("onejob: city, second: ")).collect();
+        assert_eq!(lines[0], "onejob: city, second: 12 requests");
+        assert!(lines.len() >= 12 && lines[1].starts_with("onejob: city, second: 2 of 12 requests, "), "{lines:?}");
+        assert!(lines[lines.len() - 2].starts_with("onejob: city, second: 12 of 12 requests, "), "{lines:?}");
+        assert_eq!(lines[lines.len() - 1], "onejob: city, second: through a gateway");
+        if json.is_empty() {
+            assert!(told.stdout.ends_with("\nno certificate: --dry-run\n"), "{}", told.stdout);
+        }
+    }
+    assert_eq!(site.certificates().await, []);
+}
+
 /// Killed again and again, between a case and its variant too: each is decided once, and asked once but for what was under way.
 #[tokio::test]
 async fn a_qualification_that_is_killed_goes_on_where_it_was_and_counts_nothing_twice() {
