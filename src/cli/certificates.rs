@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use onejob::attempt::AttemptToken;
-use onejob::config::{Config, Qualified};
+use onejob::config::{Config, Qualified, Route};
 use onejob::qualify::{Bindings, Denial, Kept, Standing, decide};
 use onejob::store::{Stood, Store};
 use serde_json::{Value, json};
@@ -69,8 +69,37 @@ pub(super) async fn store(config: &Config) -> Result<Store, Failure> {
     Ok(store)
 }
 
+/// That there is no such route, and which there are.
+pub(super) fn no_route(config: &Config, name: &str) -> String {
+    let known: Vec<&str> = config.route.keys().map(String::as_str).collect();
+    if known.is_empty() {
+        return format!("the configuration has no route {name:?}, nor any other; --config names its file");
+    }
+    format!("the configuration has no route {name:?}: {}", known.join(", "))
+}
+
+/// That a route has no such provider, and which it has.
+pub(super) fn no_provider(name: &str, route: &Route, provider: &str) -> String {
+    format!("route {name} has no provider {provider:?} in the configuration: {}", route.providers.join(", "))
+}
+
+/// Says so, where the configuration does not know who is named: what is kept of them is there all the same.
+fn say_unknown(config: &Config, name: &str, provider: Option<&str>) {
+    let what = match config.route.get(name) {
+        None => no_route(config, name),
+        Some(route) => match provider.filter(|provider| !route.providers.iter().any(|one| one == provider)) {
+            Some(provider) => no_provider(name, route, provider),
+            None => return,
+        },
+    };
+    say(format_args!("onejob: {what}"));
+}
+
 pub(super) async fn list(arguments: ListArguments, context: &Context) -> Result<Exit, Failure> {
     let config = context.load().or_exit(Exit::Usage)?;
+    if let Some(name) = &arguments.route {
+        say_unknown(&config, name, None);
+    }
     let store = store(&config).await?;
     let (mut rows, mut documents) = (Vec::new(), Vec::new());
     for (route, provider) in store.certified_pairs().await.or_exit(Exit::Unavailable)? {
@@ -144,6 +173,7 @@ pub(super) async fn mark(arguments: MarkArguments, standing: Standing, context: 
         return Err(Failure::new(Exit::Usage, what));
     }
     let config = context.load().or_exit(Exit::Usage)?;
+    say_unknown(&config, &route, Some(&provider));
     let store = store(&config).await?;
     let stood = store
         .mark_certificate(AttemptToken::random(), (&route, &provider), id.as_deref(), standing, (&actor, &reason))
@@ -169,14 +199,11 @@ pub(super) async fn can_failover(arguments: CanFailoverArguments, context: &Cont
     let config = context.load().or_exit(Exit::Usage)?;
     let name = &arguments.route;
     let Some(route) = config.route.get(name) else {
-        return Err(Failure::new(Exit::Usage, format!("there is no route {name:?}")));
+        return Err(Failure::new(Exit::Usage, no_route(&config, name)));
     };
     for asked in [&arguments.from, &arguments.to].into_iter().flatten() {
         if !route.providers.contains(asked) {
-            return Err(Failure::new(
-                Exit::Usage,
-                format!("route {name} has no provider {asked:?}: {}", route.providers.join(", ")),
-            ));
+            return Err(Failure::new(Exit::Usage, no_provider(name, route, asked)));
         }
     }
     if let (Some(from), Some(to)) = (&arguments.from, &arguments.to)
@@ -194,6 +221,7 @@ pub(super) async fn can_failover(arguments: CanFailoverArguments, context: &Cont
         return Ok(Exit::Failed);
     }
     let input = arguments.input.as_deref().map(|file| read_input(file, config.server.body_bytes_max)).transpose()?;
+    let input = arguments.input.as_deref().zip(input.as_deref());
     let store = store(&config).await?;
     let (mut rows, mut documents, mut all) = (Vec::new(), Vec::new(), true);
     for (place, to) in route.providers.iter().enumerate() {
@@ -201,7 +229,7 @@ pub(super) async fn can_failover(arguments: CanFailoverArguments, context: &Cont
             continue;
         }
         let answer =
-            if place == 0 { Ok(None) } else { certified(&config, &store, (name, place), input.as_deref()).await?.map(Some) };
+            if place == 0 { Ok(None) } else { certified(&config, &store, (name, place), input).await?.map(Some) };
         for from in route.providers.iter().filter(|from| *from != to) {
             if arguments.from.as_ref().is_some_and(|only| only != from) {
                 continue;
@@ -230,12 +258,15 @@ async fn certified(
     config: &Config,
     store: &Store,
     (route, place): (&str, usize),
-    input: Option<&[u8]>,
+    input: Option<(&Path, &[u8])>,
 ) -> Result<Result<(String, u64), Denial>, Failure> {
     let Some(qualified) = config.qualified(route) else { return Ok(Err(Denial::NoSuite)) };
     let Some(contract) = qualified.contracts.get(place) else { return Ok(Err(Denial::NoSuite)) };
     let wanted = match input {
-        Some(body) => config.bound(contract, &qualified.suite.path, body).map_err(|what| Failure::new(Exit::Usage, what))?,
+        Some((file, body)) => config.bound(contract, &qualified.suite.path, body).map_err(|what| {
+            let (file, provider) = (file.display(), &contract.provider);
+            Failure::new(Exit::Usage, format!("{file}: provider {provider} cannot be sent that: {what}"))
+        })?,
         None => bound(qualified, place)?,
     };
     let kept = match store.certificates(&contract.route, &contract.provider).await {

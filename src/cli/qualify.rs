@@ -13,7 +13,7 @@ use onejob::qualify::{Bindings, Certificate, Contract};
 use onejob::store::EVIDENCE_BYTES_MAX;
 use serde_json::{Value, json};
 
-use super::certificates::{at, bound, store, table};
+use super::certificates::{at, bound, no_provider, no_route, store, table};
 use super::gateway::Through;
 use super::progress::Progress;
 use super::resume::Resume;
@@ -74,9 +74,9 @@ impl<'a> Subject<'a> {
     /// Finds it in a configuration.
     pub(super) fn of(config: &'a Config, route: &'a str, name: &'a str) -> Result<Self, Failure> {
         let wrong = |what: String| Err(Failure::new(Exit::Usage, what));
-        let Some(entry) = config.route.get(route) else { return wrong(format!("there is no route {route:?}")) };
+        let Some(entry) = config.route.get(route) else { return wrong(no_route(config, route)) };
         let Some(place) = entry.providers.iter().position(|one| one == name) else {
-            return wrong(format!("route {route} has no provider {name:?}: {}", entry.providers.join(", ")));
+            return wrong(no_provider(route, entry, name));
         };
         let Some(qualified) = config.qualified(route) else {
             let what = format!("route {route} has no suite: set route.{route}.qualify = {{ suite = \"suites/{route}.yaml\" }}");

@@ -246,6 +246,26 @@ async fn how_far_a_qualification_is_stands_on_stderr() {
     assert_eq!(site.certificates().await, []);
 }
 
+/// Whom to look at, and what it said; nothing of what may be a secret.
+#[tokio::test]
+async fn a_run_that_was_not_answered_names_the_address_and_what_came_of_it() {
+    let site = Site::open().await;
+    site.second.set_behaviour("refuse_status=404").unwrap();
+    let findings = async |url: &str| {
+        site.write(SUITE, "", url);
+        let report = site.qualify(&[]).await.expect(6).json()["report"].clone();
+        report["all"][0]["findings"][0].as_str().unwrap().to_owned()
+    };
+    let url = site.second.base_url();
+    assert_eq!(findings(&url).await, format!("POST {url}/chat/completions: refused: status 404"));
+    let away = findings("http://127.0.0.1:9/v1").await;
+    assert!(away.starts_with("POST http://127.0.0.1:9/v1/chat/completions: not sent: connect: "), "{away}");
+    let toml = std::fs::read_to_string(site.path("onejob.toml")).unwrap().replace("/chat/completions", "/chat?key=secret");
+    std::fs::write(site.path("onejob.toml"), toml).unwrap();
+    let report = site.qualify(&[]).await.expect(6);
+    assert!(report.stdout.contains("POST http://127.0.0.1:9/v1/chat: not sent") && !report.stdout.contains("secret"));
+}
+
 /// Killed again and again, between a case and its variant too: each is decided once, and asked once but for what was under way.
 #[tokio::test]
 async fn a_qualification_that_is_killed_goes_on_where_it_was_and_counts_nothing_twice() {
@@ -315,7 +335,7 @@ async fn a_file_of_another_contract_or_in_another_hand_is_refused_and_left_as_it
     assert!(refused.stderr.contains("another contract"), "{}", refused.stderr);
     assert_eq!(std::fs::read(&file).unwrap(), before);
     std::fs::write(&file, "my notes").unwrap();
-    assert!(site.qualify(&resume).await.expect(2).stderr.contains("another contract"));
+    assert!(site.qualify(&resume).await.expect(2).stderr.contains("it is no resume file"));
     assert_eq!(std::fs::read(&file).unwrap(), b"my notes");
     // Two at once.
     std::fs::remove_file(&file).unwrap();
