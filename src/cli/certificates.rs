@@ -108,8 +108,10 @@ pub(super) async fn list(arguments: ListArguments, context: &Context) -> Result<
         }
         let kept = store.certificates(&route, &provider).await.or_exit(Exit::Unavailable)?;
         let events = store.certificate_events(&route, &provider).await.or_exit(Exit::Unavailable)?;
-        for one in &kept {
-            rows.push(row(one, store.now_ms()));
+        for (place, one) in kept.iter().enumerate() {
+            // As `decide` has it: the newest of each contract is the last word on it.
+            let decides = kept[..place].iter().all(|newer| newer.certificate.bindings != one.certificate.bindings);
+            rows.push(row(one, decides, store.now_ms()));
             if arguments.events {
                 let of_it = events.iter().filter(|event| event.id == one.certificate.id);
                 rows.extend(of_it.map(|event| {
@@ -119,7 +121,8 @@ pub(super) async fn list(arguments: ListArguments, context: &Context) -> Result<
             }
             let events: Vec<_> = events.iter().filter(|event| event.id == one.certificate.id).collect();
             documents.push(json!({
-                "certificate": one.certificate, "standing": one.standing, "reason": one.reason, "by": one.by, "events": events,
+                "certificate": one.certificate, "standing": one.standing, "decides": decides, "reason": one.reason, "by": one.by,
+                "events": events,
             }));
         }
     }
@@ -131,12 +134,13 @@ pub(super) async fn list(arguments: ListArguments, context: &Context) -> Result<
     Ok(Exit::Done)
 }
 
-fn row(one: &Kept, now_ms: u64) -> Vec<String> {
+fn row(one: &Kept, decides: bool, now_ms: u64) -> Vec<String> {
     let Kept { certificate, standing, reason, .. } = one;
+    let newer = if decides { "" } else { ", but a newer one decides" };
     let standing = match standing {
-        Standing::Live if certificate.expires_ms <= now_ms => "expired".to_owned(),
-        Standing::Live => "live".to_owned(),
-        other => format!("{}: {reason}", other.as_str()),
+        Standing::Live if certificate.expires_ms <= now_ms => format!("expired{newer}"),
+        Standing::Live => format!("live{newer}"),
+        other => format!("{}{newer}: {reason}", other.as_str()),
     };
     let runs = format!("{} ({} failed, {} inconclusive)", certificate.runs, certificate.failures, certificate.inconclusive);
     vec![

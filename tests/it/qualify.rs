@@ -520,6 +520,30 @@ async fn only_a_certificate_that_is_named_is_reinstated() {
     assert_eq!(standings().await, [(two, Standing::Live), (one, Standing::Suspended)]);
 }
 
+/// It is live and lets nobody through: the newest of a contract decides.
+#[tokio::test]
+async fn a_certificate_that_a_newer_one_decides_over_is_listed_as_such() {
+    let site = Site::open().await;
+    let (one, two) = (site.certified().await, site.certified().await);
+    let suspend = ["suspend", "--route", "city", "--provider", "second", "--reason", "doubts", "--id", &two];
+    site.run(&suspend).await.expect(0);
+    site.run(&["can-failover", "--route", "city", "--to", "second"]).await.expect(1);
+    let listed = site.run(&["certificates"]).await.expect(0).json();
+    let told = |place: usize| (listed[place]["certificate"]["id"].as_str().unwrap(), listed[place]["decides"].as_bool().unwrap());
+    assert_eq!([told(0), told(1)], [(two.as_str(), true), (one.as_str(), false)]);
+    let mut plain = onejob();
+    plain.arg("--config").arg(site.path("onejob.toml")).arg("certificates").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let listed = ended(plain.spawn().unwrap()).await.expect(0).stdout;
+    assert_eq!(listed.matches("live, but a newer one decides").count(), 1, "{listed}");
+    assert_eq!(listed.matches("suspended: doubts").count(), 1, "{listed}");
+    // What another contract's newest certificate says is said of that one.
+    site.write(&SUITE.replace("runs: 3", "runs: 2"), "", &site.second.base_url());
+    site.qualify(&[]).await.expect(0);
+    let listed = site.run(&["certificates"]).await.expect(0).json();
+    let decides: Vec<_> = listed.as_array().unwrap().iter().map(|one| one["decides"].as_bool().unwrap()).collect();
+    assert_eq!(decides, [true, true, false]);
+}
+
 /// Of two gateways one renews, once.
 #[tokio::test]
 async fn a_certificate_is_renewed_before_it_ends_by_one_of_all_gateways() {
