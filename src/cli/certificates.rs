@@ -226,6 +226,12 @@ pub(super) async fn can_failover(arguments: CanFailoverArguments, context: &Cont
     }
     let input = arguments.input.as_deref().map(|file| read_input(file, config.server.body_bytes_max)).transpose()?;
     let input = arguments.input.as_deref().zip(input.as_deref());
+    if let (Some((file, body)), Some(required)) = (input, config.validator(name))
+        && let Err(invalid) = required.check_input(body)
+    {
+        let what = format!("{}: route {name} refuses it, and so does a gateway (422 input-invalid): {invalid}", file.display());
+        return Err(Failure::new(Exit::Usage, what));
+    }
     let store = store(&config).await?;
     let (mut rows, mut documents, mut all) = (Vec::new(), Vec::new(), true);
     for (place, to) in route.providers.iter().enumerate() {

@@ -311,3 +311,19 @@ async fn an_input_that_cannot_be_sent_is_told_with_its_file_and_provider() {
     let refused = shop.run(&["can-failover", "--route", "print", "--input", file]).await.expect(2);
     assert!(refused.stderr.contains(&format!("{file}: provider second cannot be sent that: ")), "{}", refused.stderr);
 }
+
+/// A question about what nobody could ask is none.
+#[tokio::test]
+async fn an_input_that_its_route_refuses_is_no_question() {
+    let shop = Shop::open().await;
+    shop.change("onejob.toml", "[route.alone]", "input = { assertions = [\"input.copies < 3\"] }\n[route.alone]");
+    shop.qualify(&[]).await;
+    let input = shop.file("input.json");
+    let file = input.to_str().unwrap();
+    std::fs::write(&input, ASKED).unwrap();
+    shop.may(0, &["--input", file]).await;
+    std::fs::write(&input, ASKED.replace(":1", ":3")).unwrap();
+    let refused = shop.run(&["can-failover", "--route", "print", "--input", file]).await.expect(2);
+    let said = format!("{file}: route print refuses it, and so does a gateway (422 input-invalid): ");
+    assert!(refused.stderr.contains(&said), "{}", refused.stderr);
+}
