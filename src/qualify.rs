@@ -336,9 +336,15 @@ impl fmt::Display for Denial {
             Denial::Revoked { reason } => write!(f, "its certificate is revoked: {reason}"),
             Denial::Unreadable { reason } => write!(f, "its certificate cannot be read: {reason}"),
             Denial::Other { parts } => {
-                f.write_str("its certificate is for another ")?;
+                f.write_str("its certificate is for ")?;
                 for (place, part) in parts.iter().enumerate() {
-                    write!(f, "{}{part}", if place == 0 { "" } else { ", " })?;
+                    let between = match place {
+                        0 => "",
+                        last if last + 1 == parts.len() => " and ",
+                        _ => ", ",
+                    };
+                    let another = if matches!(part, Part::Assertions | Part::Parameters) { "other" } else { "another" };
+                    write!(f, "{between}{another} {part}")?;
                 }
                 Ok(())
             }
@@ -527,6 +533,15 @@ mod tests {
         assert_eq!(stands(&id, &wanted, &[newer.clone(), own.clone()], 1_500), Err(Denial::Suspended { reason: doubts() }));
         (newer.standing, own.standing) = (Standing::Live, Standing::Revoked);
         assert_eq!(stands(&id, &wanted, &[newer, own], 1_500), Err(Denial::Revoked { reason: doubts() }));
+    }
+
+    #[test]
+    fn a_denial_of_another_contract_names_each_part_of_it() {
+        let told = |parts: &[Part]| Denial::Other { parts: parts.to_vec() }.to_string();
+        assert_eq!(told(&[Part::Parameters]), "its certificate is for other parameters");
+        assert_eq!(told(&[Part::Assertions, Part::Suite]), "its certificate is for other assertions and another suite");
+        let all = [Part::Model, Part::Template, Part::Parameters];
+        assert_eq!(told(&all), "its certificate is for another model, another template and other parameters");
     }
 
     #[test]

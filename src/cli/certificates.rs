@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use onejob::attempt::AttemptToken;
-use onejob::config::{Config, Qualified};
+use onejob::config::{Config, Qualified, Route};
 use onejob::qualify::{Bindings, Denial, Kept, Standing, decide};
 use onejob::store::{Stood, Store};
 use serde_json::{Value, json};
@@ -32,7 +32,7 @@ pub(super) struct MarkArguments {
     /// The provider.
     #[arg(long)]
     provider: String,
-    /// One certificate alone, by its name; without: every one that is kept.
+    /// One certificate alone, by its name; without: every one that is kept. reinstate requires it.
     #[arg(long)]
     id: Option<String>,
     /// Why.
@@ -69,8 +69,37 @@ pub(super) async fn store(config: &Config) -> Result<Store, Failure> {
     Ok(store)
 }
 
+/// That there is no such route, and which there are.
+pub(super) fn no_route(config: &Config, name: &str) -> String {
+    let known: Vec<&str> = config.route.keys().map(String::as_str).collect();
+    if known.is_empty() {
+        return format!("the configuration has no route {name:?}, nor any other; --config names its file");
+    }
+    format!("the configuration has no route {name:?}: {}", known.join(", "))
+}
+
+/// That a route has no such provider, and which it has.
+pub(super) fn no_provider(name: &str, route: &Route, provider: &str) -> String {
+    format!("route {name} has no provider {provider:?} in the configuration: {}", route.providers.join(", "))
+}
+
+/// Says so, where the configuration does not know who is named: what is kept of them is there all the same.
+fn say_unknown(config: &Config, name: &str, provider: Option<&str>) {
+    let what = match config.route.get(name) {
+        None => no_route(config, name),
+        Some(route) => match provider.filter(|provider| !route.providers.iter().any(|one| one == provider)) {
+            Some(provider) => no_provider(name, route, provider),
+            None => return,
+        },
+    };
+    say(format_args!("onejob: {what}"));
+}
+
 pub(super) async fn list(arguments: ListArguments, context: &Context) -> Result<Exit, Failure> {
     let config = context.load().or_exit(Exit::Usage)?;
+    if let Some(name) = &arguments.route {
+        say_unknown(&config, name, None);
+    }
     let store = store(&config).await?;
     let (mut rows, mut documents) = (Vec::new(), Vec::new());
     for (route, provider) in store.certified_pairs().await.or_exit(Exit::Unavailable)? {
@@ -79,8 +108,10 @@ pub(super) async fn list(arguments: ListArguments, context: &Context) -> Result<
         }
         let kept = store.certificates(&route, &provider).await.or_exit(Exit::Unavailable)?;
         let events = store.certificate_events(&route, &provider).await.or_exit(Exit::Unavailable)?;
-        for one in &kept {
-            rows.push(row(one, store.now_ms()));
+        for (place, one) in kept.iter().enumerate() {
+            // As `decide` has it: the newest of each contract is the last word on it.
+            let decides = kept[..place].iter().all(|newer| newer.certificate.bindings != one.certificate.bindings);
+            rows.push(row(one, decides, store.now_ms()));
             if arguments.events {
                 let of_it = events.iter().filter(|event| event.id == one.certificate.id);
                 rows.extend(of_it.map(|event| {
@@ -90,7 +121,8 @@ pub(super) async fn list(arguments: ListArguments, context: &Context) -> Result<
             }
             let events: Vec<_> = events.iter().filter(|event| event.id == one.certificate.id).collect();
             documents.push(json!({
-                "certificate": one.certificate, "standing": one.standing, "reason": one.reason, "by": one.by, "events": events,
+                "certificate": one.certificate, "standing": one.standing, "decides": decides, "reason": one.reason, "by": one.by,
+                "events": events,
             }));
         }
     }
@@ -102,12 +134,13 @@ pub(super) async fn list(arguments: ListArguments, context: &Context) -> Result<
     Ok(Exit::Done)
 }
 
-fn row(one: &Kept, now_ms: u64) -> Vec<String> {
+fn row(one: &Kept, decides: bool, now_ms: u64) -> Vec<String> {
     let Kept { certificate, standing, reason, .. } = one;
+    let newer = if decides { "" } else { ", but a newer one decides" };
     let standing = match standing {
-        Standing::Live if certificate.expires_ms <= now_ms => "expired".to_owned(),
-        Standing::Live => "live".to_owned(),
-        other => format!("{}: {reason}", other.as_str()),
+        Standing::Live if certificate.expires_ms <= now_ms => format!("expired{newer}"),
+        Standing::Live => format!("live{newer}"),
+        other => format!("{}{newer}: {reason}", other.as_str()),
     };
     let runs = format!("{} ({} failed, {} inconclusive)", certificate.runs, certificate.failures, certificate.inconclusive);
     vec![
@@ -134,9 +167,18 @@ pub(super) fn at(ms: u64) -> String {
 }
 
 pub(super) async fn mark(arguments: MarkArguments, standing: Standing, context: &Context) -> Result<Exit, Failure> {
-    let config = context.load().or_exit(Exit::Usage)?;
-    let store = store(&config).await?;
     let MarkArguments { route, provider, id, reason, actor } = arguments;
+    if standing == Standing::Live && id.is_none() {
+        // What is suspended may be so for several reasons, and nobody has looked at all of them.
+        let what = format!(
+            "reinstate needs --id, the one certificate that is good again: without it, those that gateways suspended by themselves \
+             would be too; onejob certificates --route {route} --events lists them"
+        );
+        return Err(Failure::new(Exit::Usage, what));
+    }
+    let config = context.load().or_exit(Exit::Usage)?;
+    say_unknown(&config, &route, Some(&provider));
+    let store = store(&config).await?;
     let stood = store
         .mark_certificate(AttemptToken::random(), (&route, &provider), id.as_deref(), standing, (&actor, &reason))
         .await
@@ -161,14 +203,11 @@ pub(super) async fn can_failover(arguments: CanFailoverArguments, context: &Cont
     let config = context.load().or_exit(Exit::Usage)?;
     let name = &arguments.route;
     let Some(route) = config.route.get(name) else {
-        return Err(Failure::new(Exit::Usage, format!("there is no route {name:?}")));
+        return Err(Failure::new(Exit::Usage, no_route(&config, name)));
     };
     for asked in [&arguments.from, &arguments.to].into_iter().flatten() {
         if !route.providers.contains(asked) {
-            return Err(Failure::new(
-                Exit::Usage,
-                format!("route {name} has no provider {asked:?}: {}", route.providers.join(", ")),
-            ));
+            return Err(Failure::new(Exit::Usage, no_provider(name, route, asked)));
         }
     }
     if let (Some(from), Some(to)) = (&arguments.from, &arguments.to)
@@ -186,14 +225,20 @@ pub(super) async fn can_failover(arguments: CanFailoverArguments, context: &Cont
         return Ok(Exit::Failed);
     }
     let input = arguments.input.as_deref().map(|file| read_input(file, config.server.body_bytes_max)).transpose()?;
+    let input = arguments.input.as_deref().zip(input.as_deref());
+    if let (Some((file, body)), Some(required)) = (input, config.validator(name))
+        && let Err(invalid) = required.check_input(body)
+    {
+        let what = format!("{}: route {name} refuses it, and so does a gateway (422 input-invalid): {invalid}", file.display());
+        return Err(Failure::new(Exit::Usage, what));
+    }
     let store = store(&config).await?;
     let (mut rows, mut documents, mut all) = (Vec::new(), Vec::new(), true);
     for (place, to) in route.providers.iter().enumerate() {
         if arguments.to.as_ref().is_some_and(|only| only != to) {
             continue;
         }
-        let answer =
-            if place == 0 { Ok(None) } else { certified(&config, &store, (name, place), input.as_deref()).await?.map(Some) };
+        let answer = if place == 0 { Ok(None) } else { certified(&config, &store, (name, place), input).await?.map(Some) };
         for from in route.providers.iter().filter(|from| *from != to) {
             if arguments.from.as_ref().is_some_and(|only| only != from) {
                 continue;
@@ -222,12 +267,15 @@ async fn certified(
     config: &Config,
     store: &Store,
     (route, place): (&str, usize),
-    input: Option<&[u8]>,
+    input: Option<(&Path, &[u8])>,
 ) -> Result<Result<(String, u64), Denial>, Failure> {
     let Some(qualified) = config.qualified(route) else { return Ok(Err(Denial::NoSuite)) };
     let Some(contract) = qualified.contracts.get(place) else { return Ok(Err(Denial::NoSuite)) };
     let wanted = match input {
-        Some(body) => config.bound(contract, &qualified.suite.path, body).map_err(|what| Failure::new(Exit::Usage, what))?,
+        Some((file, body)) => config.bound(contract, &qualified.suite.path, body).map_err(|what| {
+            let (file, provider) = (file.display(), &contract.provider);
+            Failure::new(Exit::Usage, format!("{file}: provider {provider} cannot be sent that: {what}"))
+        })?,
         None => bound(qualified, place)?,
     };
     let kept = match store.certificates(&contract.route, &contract.provider).await {

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use onejob::config::{Config, Effects};
 use onejob::fingerprint::{hex, sha256};
 use onejob::provider::{Outcome, Provider as _};
@@ -15,15 +14,16 @@ use onejob::store::EVIDENCE_BYTES_MAX;
 use onejob::validate::gathered;
 use serde_json::{Value, json};
 
-use super::certificates::{at, bound, store, table};
+use super::certificates::{at, bound, no_provider, no_route, store, table};
 use super::gateway::Through;
+use super::progress::Progress;
 use super::resume::Resume;
 use super::show::harmless;
-use super::{Context, Exit, Failure, Format, OrExit as _, assemble};
+use super::{Context, Exit, Failure, OrExit as _, assemble};
 
 const CODES: &str = "\
-Exit codes: 0 a certificate was issued, 1 the provider was refused, 6 inconclusive (the provider did not answer well enough to \
-tell), 2 the configuration or the suite is wrong.";
+Exit codes: 0 the suite passed, and unless --dry-run a certificate was issued, 1 the provider was refused, 6 inconclusive (the \
+provider did not answer well enough to tell), 2 the configuration or the suite is wrong.";
 
 #[derive(clap::Args)]
 #[command(after_help = CODES)]
@@ -40,7 +40,7 @@ pub(super) struct Arguments {
     /// Begins no further run after this time.
     #[arg(long, value_name = "DURATION", value_parser = super::duration)]
     time_max: Option<Duration>,
-    /// Begins no further run once the runs have cost so much, in the provider's unit (`cost` in its entry).
+    /// Begins no further run once the runs have cost so much, in the provider's unit. Refused where its entry has no `cost`.
     #[arg(long, value_name = "NUMBER")]
     cost_max: Option<u64>,
     /// Writes each finished run to this file, and goes on from what is there.
@@ -75,9 +75,9 @@ impl<'a> Subject<'a> {
     /// Finds it in a configuration.
     pub(super) fn of(config: &'a Config, route: &'a str, name: &'a str) -> Result<Self, Failure> {
         let wrong = |what: String| Err(Failure::new(Exit::Usage, what));
-        let Some(entry) = config.route.get(route) else { return wrong(format!("there is no route {route:?}")) };
+        let Some(entry) = config.route.get(route) else { return wrong(no_route(config, route)) };
         let Some(place) = entry.providers.iter().position(|one| one == name) else {
-            return wrong(format!("route {route} has no provider {name:?}: {}", entry.providers.join(", ")));
+            return wrong(no_provider(route, entry, name));
         };
         let Some(qualified) = config.qualified(route) else {
             let what = format!("route {route} has no suite: set route.{route}.qualify = {{ suite = \"suites/{route}.yaml\" }}");
@@ -131,6 +131,14 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
             "effects = \"external\": what its provider does happens for real, each run anew; --accept-effects if that is well";
         return Err(Failure::new(Exit::Usage, format!("route {}: {what}", subject.route)));
     }
+    if arguments.cost_max.is_some() && config.provider[subject.name].cost.is_none() {
+        let name = subject.name;
+        let what = format!(
+            "--cost-max: nobody knows what an answer of {name} costs: set provider.{name}.cost, a JSON pointer into its answers, \
+             as in \"/usage/total_tokens\""
+        );
+        return Err(Failure::new(Exit::Usage, what));
+    }
     let suite = subject.suite;
     let settings = Settings {
         concurrency: usize::from(arguments.concurrency),
@@ -144,11 +152,10 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let done = resume.as_ref().map(|resume| resume.done.clone()).unwrap_or_default();
     let examined = subject.examined(settings, resume.as_ref().map_or(0, |resume| resume.cost))?;
     let requests: usize = suite.cases.iter().map(|case| 1 + case.relations.len()).sum();
-    let bar = progress(context.format, requests * suite.runs as usize);
-    bar.set_position(done.len() as u64);
+    let what = format!("{}, {}", subject.route, subject.name);
+    let progress = Progress::start(context.format, what, requests * suite.runs as usize, done.len());
     let tell = |run: &Run| {
-        bar.inc(1);
-        bar.set_message(run.case.clone());
+        progress.ended(run);
         if let Some(resume) = &resume {
             resume.keep(run);
         }
@@ -157,14 +164,14 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let cases_pass = subject.report(all.clone()).verdict == Verdict::Passed;
     // What would be refused anyway is not asked for more.
     if cases_pass && suite.levels.contains(&Level::Gateway) {
-        bar.set_message("through a gateway");
+        progress.begins("through a gateway");
         all.extend(through_gateway(&config, subject.contract, &examined).await?);
     }
     if cases_pass && suite.levels.contains(&Level::Capabilities) {
-        bar.set_message("capabilities");
+        progress.begins("capabilities");
         all.extend(examined.capabilities().await);
     }
-    bar.finish_and_clear();
+    drop(progress);
     let report = Report { parameters: examined.parameters(subject.vary()), ..subject.report(all) };
     if let Some(file) = &arguments.report {
         let whole = serde_json::to_vec(&report).or_exit(Exit::Internal)?;
@@ -180,7 +187,12 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         store.close().await;
     }
     let document = json!({ "report": report, "certificate": certificate });
-    context.print(&document, || told(&report, certificate.as_ref(), suite.cases.as_slice()));
+    let end = match &certificate {
+        Some(one) => format!("certificate {} until {}", one.id, at(one.expires_ms)),
+        None if arguments.dry_run && report.verdict == Verdict::Passed => "no certificate: --dry-run".to_owned(),
+        None => "no certificate".to_owned(),
+    };
+    context.print(&document, || told(&report, &end, suite.cases.as_slice()));
     Ok(match report.verdict {
         Verdict::Passed => Exit::Done,
         Verdict::Failed => Exit::Failed,
@@ -210,7 +222,8 @@ fn issue(config: &Config, report: &Report, bindings: Bindings, evidence: &[u8], 
     }
 }
 
-/// Each case once through a gateway in front of the provider, and once more as a stream where requests may be one and the route takes it.
+/// Each case once through a gateway in front of the provider, and once more as a stream where requests may be one and the route takes
+/// it.
 ///
 /// Each under a key that nobody has used, so that no gateway, nor this one, tells what it kept; an answer that says of itself that it
 /// was given before is no evidence here either.
@@ -260,13 +273,7 @@ async fn through_gateway(config: &Config, contract: &Contract, examined: &Examin
     Ok(runs)
 }
 
-fn progress(format: Format, runs: usize) -> ProgressBar {
-    let target = if format == Format::Json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} requests, {elapsed} {msg}");
-    ProgressBar::with_draw_target(Some(runs as u64), target).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-}
-
-fn told(report: &Report, certificate: Option<&Certificate>, cases: &[Case]) -> String {
+fn told(report: &Report, end: &str, cases: &[Case]) -> String {
     let mut rows = Vec::new();
     let count = |runs: &[&Run]| {
         let of = |verdict| runs.iter().filter(|run| run.verdict == verdict).count().to_string();
@@ -313,9 +320,6 @@ fn told(report: &Report, certificate: Option<&Certificate>, cases: &[Case]) -> S
     if report.cost > 0 {
         out.push_str(&format!("\ncost: {}\n", report.cost));
     }
-    match certificate {
-        Some(one) => out.push_str(&format!("\ncertificate {} until {}\n", one.id, at(one.expires_ms))),
-        None => out.push_str("\nno certificate\n"),
-    }
+    out.push_str(&format!("\n{end}\n"));
     out
 }

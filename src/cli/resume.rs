@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use onejob::qualify::runner::{Run, Verdict};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Exit, Failure, say};
 
@@ -52,7 +52,12 @@ impl Resume {
         let begun = bytes.starts_with(&head);
         // A head that was cut is one that was never finished.
         if !begun && !head.starts_with(&bytes) {
-            return Err(refused("it has the runs of another contract: something has changed since; take another file"));
+            let first = bytes.split(|byte| *byte == b'\n').next().and_then(|line| serde_json::from_slice::<Value>(line).ok());
+            let is_ours = first.is_some_and(|head| head["bindings"].is_string());
+            return Err(refused(match is_ours {
+                true => "it has the runs of another contract: something has changed since; take another file",
+                false => "it is no resume file, and is left as it is: its first line does not say what its runs are of",
+            }));
         }
         let (runs, runs_bytes) = if begun { whole_lines(&bytes[head.len()..]) } else { (Vec::new(), 0) };
         let whole_bytes = if begun { head.len() + runs_bytes } else { 0 };

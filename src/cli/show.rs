@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{Exit, Format};
 
-/// How much of a text a table shows, in characters.
+/// How wide a text is in a table, in characters: a longer one goes on in the next line.
 const CELL_CHARS_MAX: usize = 80;
 /// How much of a result is shown, in characters.
 const RESULT_CHARS_MAX: usize = 2000;
@@ -30,9 +30,32 @@ pub(super) fn lines(table: &Table) -> String {
     table.to_string().lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-/// A text from outside, on one line and harmless.
+/// A text from outside in a table: whole, for its end may be what matters, and harmless. A long one is wrapped.
 pub(super) fn cell(text: &str) -> String {
-    shorten(text, CELL_CHARS_MAX).replace('\n', " ")
+    let (mut out, mut width) = (String::new(), 0);
+    for (place, word) in line(text).split(' ').enumerate() {
+        if place > 0 && width > 0 && width + 1 + word.chars().count() > CELL_CHARS_MAX {
+            out.push('\n');
+            width = 0;
+        } else if place > 0 {
+            out.push(' ');
+            width += 1;
+        }
+        for c in word.chars() {
+            if width == CELL_CHARS_MAX {
+                out.push('\n');
+                width = 0;
+            }
+            out.push(c);
+            width += 1;
+        }
+    }
+    out
+}
+
+/// A text from outside, whole, on one line and harmless.
+pub(super) fn line(text: &str) -> String {
+    harmless(text).replace('\n', " ")
 }
 
 /// A text from outside, whole and harmless.
@@ -120,7 +143,7 @@ pub(super) fn job(job: &Value) -> String {
         ("reason", text(job, "reason")),
     ] {
         if !value.is_empty() {
-            out.push_str(&format!("{name:<13} {}\n", cell(&value)));
+            out.push_str(&format!("{name:<13} {}\n", line(&value)));
         }
     }
     if !attempts.is_empty() {
@@ -191,7 +214,7 @@ pub(super) fn outcome(job: JobId, document: &Value) -> String {
         .filter(|name| *name != "id")
         .map(|name| (label(name), text(document, name)))
         .filter(|(_, text)| !text.is_empty())
-        .fold(format!("{:<13} {job}\n", "job"), |out, (label, text)| out + &format!("{label:<13} {}\n", cell(&text)))
+        .fold(format!("{:<13} {job}\n", "job"), |out, (label, text)| out + &format!("{label:<13} {}\n", line(&text)))
 }
 
 /// How a job stands for whoever waits for it.
@@ -277,6 +300,22 @@ mod tests {
         assert_eq!(moment(&serde_json::json!({ "at_ms": 1_000 }), "at_ms"), "1970-01-01T00:00:01.000Z");
         assert_eq!(moment(&serde_json::json!({ "at_ms": u64::MAX }), "at_ms"), "");
         assert_eq!((count(1, "route"), count(2, "route")), ("1 route".to_owned(), "2 routes".to_owned()));
+    }
+
+    /// What it ends with is why nobody took over.
+    #[test]
+    fn a_reason_is_shown_to_its_end_wherever_it_is_shown() {
+        let reason = "not_sent: connect: tcp connect error: Connection refused (os error 111); failover_denied: second: its \
+                      certificate is suspended: 3 of the last 20 answers were invalid";
+        let (attempts, events) =
+            (serde_json::json!([{ "number": 1, "reason": reason }]), serde_json::json!([{ "event": "note", "detail": reason }]));
+        let shown = job(&serde_json::json!({ "id": "1", "reason": reason, "attempts": attempts, "events": events }));
+        let words = shown.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(words.matches(reason).count(), 3, "{shown}");
+        assert!(shown.lines().skip(3).all(|line| line.chars().count() < CELL_CHARS_MAX + 30), "{shown}");
+        let long = "x".repeat(2 * CELL_CHARS_MAX + 1);
+        let lines: Vec<usize> = cell(&format!("a {long} b")).lines().map(str::len).collect();
+        assert_eq!(lines, [1, CELL_CHARS_MAX, CELL_CHARS_MAX, 3]);
     }
 
     #[test]

@@ -285,13 +285,15 @@ impl Examined<'_> {
                 }
             }
         }
+        // What stands behind the path may be a secret.
+        let address = format!("{} {}", rendered.method, rendered.url.split('?').next().unwrap_or_default());
         let outcome = self.provider.submit(self.call(rendered)).await;
         run.took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         run.level = Level::Structure;
         let (response, model) = match outcome {
             Outcome::Succeeded { response, model, .. } => (response, model),
             other => {
-                run.findings.push(why(&other));
+                run.findings.push(format!("{address}: {}", why(&other)));
                 return run;
             }
         };

@@ -930,7 +930,12 @@ fn what_of_a_route_may_surprise_is_told() {
         Given { toml, ..given }.load().unwrap().remarks()
     };
     assert!(remarks("", "providers = [\"press\"]\n").is_empty());
-    assert!(remarks("", "providers = [\"press\", \"laser\"]\ngate = \"off\"\n").is_empty());
+    for gate in ["off", "shadow"] {
+        let open = remarks("", &format!("providers = [\"press\", \"laser\"]\ngate = \"{gate}\"\n"));
+        let said = format!("route print: gate = \"{gate}\": jobs fail over to providers that have proved nothing; ");
+        assert!(open.len() == 1 && open[0].starts_with(&said), "{open:?}");
+        assert!(remarks("", &format!("providers = [\"press\"]\ngate = \"{gate}\"\n")).is_empty(), "there is nowhere to go");
+    }
     let alone = remarks("", "providers = [\"laser\", \"press\"]\n");
     assert_eq!(alone.len(), 1);
     assert!(alone[0].starts_with("route print: laser alone is called, for gate = \"enforce\""), "{alone:?}");

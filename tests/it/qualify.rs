@@ -177,6 +177,17 @@ async fn what_is_cut_short_is_no_proof_however_much_was_decided() {
     assert_eq!(whole["report"]["verdict"], "passed");
 }
 
+/// A limit that nothing counts towards limits nothing.
+#[tokio::test]
+async fn a_limit_of_cost_is_refused_where_nobody_knows_what_an_answer_costs() {
+    let site = Site::open().await;
+    let toml = std::fs::read_to_string(site.path("onejob.toml")).unwrap().replace("cost = \"/usage/total_tokens\"", "");
+    std::fs::write(site.path("onejob.toml"), toml).unwrap();
+    let refused = site.qualify(&["--cost-max", "10"]).await.expect(2);
+    assert!(refused.stderr.contains("set provider.second.cost"), "{}", refused.stderr);
+    assert_eq!(site.asked().len(), 0);
+}
+
 /// What a person needs to see what is wrong, and what was asked for.
 #[tokio::test]
 async fn a_report_shows_what_was_asked_what_was_expected_and_what_came() {
@@ -212,6 +223,47 @@ async fn a_report_shows_what_was_asked_what_was_expected_and_what_came() {
     ] {
         assert!(told.contains(part), "{part:?} is not in\n{told}");
     }
+}
+
+/// Nobody who waits for minutes is left without a word, nor told that a certificate is there where none is.
+#[tokio::test]
+async fn how_far_a_qualification_is_stands_on_stderr() {
+    let site = Site::open_with(simulated().await, &SUITE.replace("[structure, meaning]", "[meaning, gateway]"), "").await;
+    for json in [&["--json"][..], &[]] {
+        let mut command = onejob();
+        command.arg("--config").arg(site.path("onejob.toml")).args(json);
+        command.args(["qualify", "--route", "city", "--provider", "second", "--dry-run"]);
+        let told = ended(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()).await.expect(0);
+        let lines: Vec<&str> = told.stderr.lines().filter(|line| line.starts_with("onejob: city, second: ")).collect();
+        assert_eq!(lines[0], "onejob: city, second: 12 requests");
+        assert!(lines.len() >= 12 && lines[1].starts_with("onejob: city, second: 2 of 12 requests, "), "{lines:?}");
+        assert!(lines[lines.len() - 2].starts_with("onejob: city, second: 12 of 12 requests, "), "{lines:?}");
+        assert_eq!(lines[lines.len() - 1], "onejob: city, second: through a gateway");
+        if json.is_empty() {
+            assert!(told.stdout.ends_with("\nno certificate: --dry-run\n"), "{}", told.stdout);
+        }
+    }
+    assert_eq!(site.certificates().await, []);
+}
+
+/// Whom to look at, and what it said; nothing of what may be a secret.
+#[tokio::test]
+async fn a_run_that_was_not_answered_names_the_address_and_what_came_of_it() {
+    let site = Site::open().await;
+    site.second.set_behaviour("refuse_status=404").unwrap();
+    let findings = async |url: &str| {
+        site.write(SUITE, "", url);
+        let report = site.qualify(&[]).await.expect(6).json()["report"].clone();
+        report["all"][0]["findings"][0].as_str().unwrap().to_owned()
+    };
+    let url = site.second.base_url();
+    assert_eq!(findings(&url).await, format!("POST {url}/chat/completions: refused: status 404"));
+    let away = findings("http://127.0.0.1:9/v1").await;
+    assert!(away.starts_with("POST http://127.0.0.1:9/v1/chat/completions: not sent: connect: "), "{away}");
+    let toml = std::fs::read_to_string(site.path("onejob.toml")).unwrap().replace("/chat/completions", "/chat?key=secret");
+    std::fs::write(site.path("onejob.toml"), toml).unwrap();
+    let report = site.qualify(&[]).await.expect(6);
+    assert!(report.stdout.contains("POST http://127.0.0.1:9/v1/chat: not sent") && !report.stdout.contains("secret"));
 }
 
 /// Killed again and again, between a case and its variant too: each is decided once, and asked once but for what was under way.
@@ -283,7 +335,7 @@ async fn a_file_of_another_contract_or_in_another_hand_is_refused_and_left_as_it
     assert!(refused.stderr.contains("another contract"), "{}", refused.stderr);
     assert_eq!(std::fs::read(&file).unwrap(), before);
     std::fs::write(&file, "my notes").unwrap();
-    assert!(site.qualify(&resume).await.expect(2).stderr.contains("another contract"));
+    assert!(site.qualify(&resume).await.expect(2).stderr.contains("it is no resume file"));
     assert_eq!(std::fs::read(&file).unwrap(), b"my notes");
     // Two at once.
     std::fs::remove_file(&file).unwrap();
@@ -451,6 +503,45 @@ impl Site {
     async fn mark(&self, word: &str) -> Ended {
         self.run(&[word, "--route", "city", "--provider", "second", "--reason", "doubts", "--actor", "ada"]).await
     }
+}
+
+/// Without a name it would also make good what a gateway suspended for a reason of its own.
+#[tokio::test]
+async fn only_a_certificate_that_is_named_is_reinstated() {
+    let site = Site::open().await;
+    let (one, two) = (site.certified().await, site.certified().await);
+    site.mark("suspend").await.expect(0);
+    let refused = site.mark("reinstate").await.expect(2);
+    assert!(refused.stderr.contains("reinstate needs --id"), "{}", refused.stderr);
+    let standings = async || site.certificates().await.into_iter().map(|(id, standing, _)| (id, standing)).collect::<Vec<_>>();
+    assert_eq!(standings().await, [(two.clone(), Standing::Suspended), (one.clone(), Standing::Suspended)]);
+    let named = ["reinstate", "--route", "city", "--provider", "second", "--reason", "looked at", "--id", &two];
+    assert_eq!(site.run(&named).await.expect(0).json()["count"], 1);
+    assert_eq!(standings().await, [(two, Standing::Live), (one, Standing::Suspended)]);
+}
+
+/// It is live and lets nobody through: the newest of a contract decides.
+#[tokio::test]
+async fn a_certificate_that_a_newer_one_decides_over_is_listed_as_such() {
+    let site = Site::open().await;
+    let (one, two) = (site.certified().await, site.certified().await);
+    let suspend = ["suspend", "--route", "city", "--provider", "second", "--reason", "doubts", "--id", &two];
+    site.run(&suspend).await.expect(0);
+    site.run(&["can-failover", "--route", "city", "--to", "second"]).await.expect(1);
+    let listed = site.run(&["certificates"]).await.expect(0).json();
+    let told = |place: usize| (listed[place]["certificate"]["id"].as_str().unwrap(), listed[place]["decides"].as_bool().unwrap());
+    assert_eq!([told(0), told(1)], [(two.as_str(), true), (one.as_str(), false)]);
+    let mut plain = onejob();
+    plain.arg("--config").arg(site.path("onejob.toml")).arg("certificates").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let listed = ended(plain.spawn().unwrap()).await.expect(0).stdout;
+    assert_eq!(listed.matches("live, but a newer one decides").count(), 1, "{listed}");
+    assert_eq!(listed.matches("suspended: doubts").count(), 1, "{listed}");
+    // What another contract's newest certificate says is said of that one.
+    site.write(&SUITE.replace("runs: 3", "runs: 2"), "", &site.second.base_url());
+    site.qualify(&[]).await.expect(0);
+    let listed = site.run(&["certificates"]).await.expect(0).json();
+    let decides: Vec<_> = listed.as_array().unwrap().iter().map(|one| one["decides"].as_bool().unwrap()).collect();
+    assert_eq!(decides, [true, true, false]);
 }
 
 /// Of two gateways one renews, once.

@@ -79,6 +79,14 @@ impl Apart {
     }
 }
 
+fn counted(number: u32, one: &str) -> String {
+    if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
+}
+
+fn were(number: u32, one: &str) -> String {
+    format!("{} {}", counted(number, one), if number == 1 { "was" } else { "were" })
+}
+
 impl Report {
     /// Sums up runs.
     ///
@@ -107,7 +115,8 @@ impl Report {
             .filter(|(_, count)| **count < needed)
             .map(|((case, variant), count)| {
                 let variant = if variant.is_empty() { String::new() } else { format!(", {variant}") };
-                format!("{case:?}{variant}: decided in {count} of {} runs, and {needed} are needed", suite.runs)
+                let are = if needed == 1 { "is" } else { "are" };
+                format!("{case:?}{variant}: decided in {count} of {}, and {needed} {are} needed", counted(suite.runs, "run"))
             })
             .collect();
         let several = |of: fn(&Run) -> &String| {
@@ -117,14 +126,14 @@ impl Report {
             names
         };
         let (models, builds) = (several(|run| &run.model), several(|run| &run.build));
-        let cut = all.iter().filter(|run| run.cut).count();
+        let cut = u32::try_from(all.iter().filter(|run| run.cut).count()).unwrap_or(u32::MAX);
         let mut lines = Vec::new();
         let verdict = if failures > suite.failures_max {
-            lines.push(format!("refused: {failures} of {runs} runs failed; {} may", suite.failures_max));
+            lines.push(format!("refused: {failures} of {} failed; {} may", counted(runs, "run"), suite.failures_max));
             lines.extend(undecided);
             Verdict::Failed
         } else if cut > 0 {
-            lines.push(format!("inconclusive: it was cut short: {cut} requests were not made"));
+            lines.push(format!("inconclusive: it was cut short: {} not made", were(cut, "request")));
             Verdict::Inconclusive
         } else if runs == 0 || !undecided.is_empty() {
             lines.push("inconclusive: the suite could not be decided".to_owned());
@@ -146,7 +155,7 @@ impl Report {
             lines.push(format!("inconclusive: more than one model answered: {}", models.join(", ")));
             Verdict::Inconclusive
         } else {
-            lines.push(format!("passed: {passed} of {runs} runs"));
+            lines.push(format!("passed: {passed} of {}", counted(runs, "run")));
             Verdict::Passed
         };
         lines.push(says(failures, runs));
@@ -156,7 +165,8 @@ impl Report {
             lines.push(format!("and apart from these, {} held", apart.join(" and ")));
         }
         if inconclusive > 0 {
-            lines.push(format!("{inconclusive} runs were inconclusive and count for nothing"));
+            let verb = if inconclusive == 1 { "counts" } else { "count" };
+            lines.push(format!("{} inconclusive and {verb} for nothing", were(inconclusive, "run")));
         }
         let single =
             |names: Vec<String>| if names.len() == 1 { names.into_iter().next().unwrap_or_default() } else { String::new() };

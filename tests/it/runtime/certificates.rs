@@ -109,7 +109,7 @@ async fn whoever_is_not_certified_for_this_very_request_is_never_called() {
     denied("none", r#"{"model":"m"}"#, "it has no certificate").await;
     let id = shop.certify(r#"{"model":"m","copies":1}"#, "").await;
     denied("model", r#"{"model":"n","copies":1}"#, "its certificate is for another model").await;
-    denied("parameters", r#"{"model":"m","copies":2}"#, "its certificate is for another parameters").await;
+    denied("parameters", r#"{"model":"m","copies":2}"#, "its certificate is for other parameters").await;
     let store = shop.redis.store().await;
     let say = async |standing| {
         store.mark_certificate(AttemptToken::random(), ("print", "laser"), Some(&id), standing, ("ada", "doubts")).await.unwrap()
