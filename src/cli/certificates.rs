@@ -238,8 +238,7 @@ pub(super) async fn can_failover(arguments: CanFailoverArguments, context: &Cont
         if arguments.to.as_ref().is_some_and(|only| only != to) {
             continue;
         }
-        let answer =
-            if place == 0 { Ok(None) } else { certified(&config, &store, (name, place), input).await?.map(Some) };
+        let answer = if place == 0 { Ok(None) } else { certified(&config, &store, (name, place), input).await?.map(Some) };
         for from in route.providers.iter().filter(|from| *from != to) {
             if arguments.from.as_ref().is_some_and(|only| only != from) {
                 continue;

@@ -56,10 +56,7 @@ mod tests {
     #[test]
     fn words_claim_no_more_than_the_runs_carry() {
         assert_eq!(says(0, 30), "no failure in 30 runs: at 95 % the failure rate is at most 3/30 = 10.0 %");
-        assert_eq!(
-            says(0, 1),
-            "no failure in 1 run: so few say nothing of the failure rate, at 95 % it is at most 100.0 %"
-        );
+        assert_eq!(says(0, 1), "no failure in 1 run: so few say nothing of the failure rate, at 95 % it is at most 100.0 %");
         assert!(says(0, 2).starts_with("no failure in 2 runs: ") && says(0, 3).ends_with("100.0 %") && !says(0, 3).contains('/'));
         assert!(says(0, 4).ends_with("3/4 = 75.0 %") && says(1, 1).starts_with("1 of 1 run failed: "));
         assert!(says(0, 0).contains("nothing is known"));

@@ -167,7 +167,12 @@ async fn one_byte_of_whatever_was_proved_is_another_contract_and_undone_it_is_th
         ("onejob.toml", "output.execution > 0", "output.execution > 1", "other assertions"),
         ("onejob.toml", "\"<s>\"", "\"<S>\"", "another chat_template"),
         ("schema.json", "\"type\":", "\"type\" :", "another schema"),
-        ("suite.yaml", "assert: [\"output.execution > 0", "assert: [\"output.execution >= 1", "other assertions and another suite"),
+        (
+            "suite.yaml",
+            "assert: [\"output.execution > 0",
+            "assert: [\"output.execution >= 1",
+            "other assertions and another suite",
+        ),
         ("suite.yaml", "same: output.model", "same: output.mode", "other assertions and another suite"),
         ("suite.yaml", "printer-1", "printer-2", "another model and another suite"),
         ("suite.yaml", "copies: 1", "copies: 2", "other parameters and another suite"),
@@ -200,7 +205,13 @@ async fn a_gateway_fails_over_for_what_was_proved_and_for_nothing_else() {
         ("template", "onejob.toml", "{{ with(body", "{{with(body", "another template"),
         ("schema", "schema.json", "\"type\":", "\"type\" :", "another schema"),
         ("assertion", "onejob.toml", "output.execution > 0", "output.execution > 1", "other assertions"),
-        ("case", "suite.yaml", "assert: [\"output.execution > 0", "assert: [\"output.execution >= 1", "other assertions and another suite"),
+        (
+            "case",
+            "suite.yaml",
+            "assert: [\"output.execution > 0",
+            "assert: [\"output.execution >= 1",
+            "other assertions and another suite",
+        ),
     ] {
         let was = shop.change(file, from, to);
         let gateway = shop.serve().await;
