@@ -21,12 +21,16 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::fingerprint::{canonical_json, hex, sha256};
+use crate::fingerprint::{canonical_json, hex, sha256, unique_json};
 use crate::provider::Rendered;
 use crate::provider::asking::template::unnamed;
 
 /// Longest endpoint or model name in a certificate, in characters. A longer one is bound by its hash.
 const SHOWN_CHARS_MAX: usize = 200;
+
+/// Headers that change nothing about an answer: who asks, where it is traced, what form is liked.
+pub const HARMLESS: [&str; 8] =
+    ["accept", "baggage", "cache-control", "traceparent", "tracestate", "user-agent", "x-correlation-id", "x-request-id"];
 
 /// A part of what was proved.
 ///
@@ -48,8 +52,8 @@ pub enum Part {
     Schema,
     /// The route's assertions and those of the suite's cases.
     Assertions,
-    /// Everything in the request's body beside the model that does not vary from request to request; and its media type, if that
-    /// is not JSON.
+    /// Everything in the request's body beside the model that does not vary from request to request; its media type, if that is not
+    /// JSON; and the headers that came with it.
     Parameters,
     /// The suite as a whole.
     Suite,
@@ -104,6 +108,9 @@ pub struct Contract {
     pub model: String,
     /// JSON pointers into a request's body to what varies from request to request; `""` for all of it.
     pub vary: Vec<String>,
+    /// Names of headers, in lower case, that are not bound beside [`HARMLESS`]: those of the provider's own entry, which its template is
+    /// bound to, and what the route lets requests differ in.
+    pub free_headers: Vec<String>,
     /// Whether the provider's template makes the body: then the places of what names the attempt are marked in it, not yet filled.
     pub has_template: bool,
 }
@@ -122,17 +129,35 @@ impl Contract {
         let query = if query.is_empty() { String::new() } else { format!("?sha256:{}", hex(&sha256(query.as_bytes())[..16])) };
         parts.insert(Part::Endpoint, shown(&format!("{} {url}{query}", rendered.method)));
         let body = if self.has_template { Cow::Owned(unnamed(&rendered.body)) } else { Cow::Borrowed(&rendered.body[..]) };
-        let value: Option<Value> = serde_json::from_slice(&body).ok();
+        // Where a member is named twice, nobody knows which one the provider reads.
+        let value: Option<Value> = unique_json(&body).ok();
         let model = value.as_ref().and_then(|value| value.pointer(&self.model)?.as_str()).unwrap_or_default();
         parts.insert(Part::Model, shown(model));
-        let types = rendered.headers.iter().filter(|(name, _)| name.eq_ignore_ascii_case("content-type"));
-        let types: Vec<String> = types.map(|(_, value)| essence(value)).filter(|essence| essence != "application/json").collect();
         let mut parameters = self.parameters(&body);
-        if !types.is_empty() {
-            parameters = hex(&sha256(format!("{parameters}\n{}", types.join("\n")).as_bytes()));
+        let headers = self.bound_headers(&rendered.headers);
+        if !headers.is_empty() {
+            parameters = hex(&sha256(format!("{parameters}\n{headers}").as_bytes()));
         }
         parts.insert(Part::Parameters, parameters);
         Bindings(parts)
+    }
+
+    /// What headers say beside that the body is JSON; `""` for nothing.
+    fn bound_headers(&self, headers: &[(String, String)]) -> String {
+        let (mut bound, mut types) = (Vec::new(), Vec::new());
+        for (name, value) in headers {
+            let name = name.to_ascii_lowercase();
+            match name.as_str() {
+                "content-type" => types.push(media_type(value)),
+                free if HARMLESS.contains(&free) || self.free_headers.iter().any(|one| one == free) => {}
+                _ => bound.push(format!("{name}: {value}")),
+            }
+        }
+        if types != ["application/json"] {
+            bound.push(format!("content-type: {}", types.join(", ")));
+        }
+        bound.sort();
+        bound.join("\n")
     }
 
     /// Whether these bindings are of this contract, as far as the configuration fixes it.
@@ -175,9 +200,13 @@ impl Bindings {
     }
 }
 
-/// A media type without its parameters.
-fn essence(content_type: &str) -> String {
-    content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+/// A media type as it counts: without a charset that is JSON's own.
+fn media_type(content_type: &str) -> String {
+    let mut parts = content_type.split(';').map(|part| part.trim().to_ascii_lowercase());
+    let essence = parts.next().unwrap_or_default();
+    let is_own =
+        |part: &String| part.is_empty() || ["charset=utf-8", "charset=\"utf-8\"", "charset=us-ascii"].contains(&part.as_str());
+    std::iter::once(essence).chain(parts.filter(|part| !is_own(part))).collect::<Vec<_>>().join(";")
 }
 
 fn shown(text: &str) -> String {
@@ -406,12 +435,14 @@ mod tests {
             fixed: fixed.into_iter().map(|(part, hash)| (part, hash.to_owned())).collect(),
             model: "/model".to_owned(),
             vary: vec!["/messages".to_owned(), "/stream".to_owned()],
+            free_headers: Vec::new(),
             has_template: false,
         }
     }
 
     fn rendered(url: &str, body: &str) -> Rendered {
-        Rendered { method: "POST".to_owned(), url: url.to_owned(), headers: Vec::new(), body: Arc::from(body.as_bytes()) }
+        let headers = vec![("content-type".to_owned(), "application/json".to_owned())];
+        Rendered { method: "POST".to_owned(), url: url.to_owned(), headers, body: Arc::from(body.as_bytes()) }
     }
 
     const URL: &str = "https://laser.example/v1/chat";
@@ -449,9 +480,14 @@ mod tests {
         assert_eq!(asked(&format!("{URL}?api-version=2"), BODY), other(&[Part::Endpoint]));
         let bound = contract.bind(&rendered(&format!("{URL}?key=secret"), BODY));
         assert!(bound.get(Part::Endpoint).starts_with(&format!("POST {URL}?sha256:")), "{bound:?}");
-        for (content_type, is_json) in [("Application/JSON; charset=utf-8", true), ("text/plain", false)] {
+        for (content_type, is_json) in [
+            ("Application/JSON; charset=utf-8", true),
+            ("application/json;charset=\"UTF-8\"", true),
+            ("text/plain", false),
+            ("application/json; charset=utf-16", false),
+        ] {
             let mut typed = rendered(URL, BODY);
-            typed.headers.push(("Content-Type".to_owned(), content_type.to_owned()));
+            typed.headers = vec![("Content-Type".to_owned(), content_type.to_owned())];
             let decided = decide(&contract.bind(&typed), &kept, 1_500).map(|one| one.id.clone());
             assert_eq!(decided.is_ok(), is_json, "{content_type}");
         }
@@ -493,6 +529,34 @@ mod tests {
         let marked = BODY.replace("\"hi\"", "\0key\0");
         let plain = Contract { has_template: false, ..contract.clone() };
         assert_ne!(plain.bind(&rendered(URL, &marked)), plain.bind(&rendered(URL, &marked.replace("role", "rule"))));
+    }
+
+    #[test]
+    fn what_comes_with_a_request_is_bound_with_it() {
+        let mut contract = contract();
+        contract.free_headers = vec!["x-user".to_owned()];
+        let kept = [kept(&contract.bind(&rendered(URL, BODY)), Standing::Live)];
+        let with = |name: &str, value: &str| {
+            let mut asked = rendered(URL, BODY);
+            asked.headers.push((name.to_owned(), value.to_owned()));
+            decide(&contract.bind(&asked), &kept, 1_500).map(|one| one.id.clone())
+        };
+        for (name, value) in [("X-User", "7"), ("traceparent", "00-1-2-01"), ("Accept", "text/event-stream")] {
+            assert!(with(name, value).is_ok(), "{name}");
+        }
+        let denied = Err(Denial::Other { parts: vec![Part::Parameters] });
+        for (name, value) in
+            [("x-model", "other"), ("OpenAI-Beta", "v9"), ("content-encoding", "gzip"), ("content-type", "text/plain")]
+        {
+            assert_eq!(with(name, value), denied, "{name}");
+        }
+        let mut untyped = rendered(URL, BODY);
+        untyped.headers.clear();
+        assert_eq!(decide(&contract.bind(&untyped), &kept, 1_500).map(|one| one.id.clone()), denied);
+        // Of two models, nobody knows which one is asked.
+        contract.vary = vec![String::new()];
+        let two = contract.bind(&rendered(URL, r#"{"model":"m-2","model":"m-1"}"#));
+        assert_eq!(two.get(Part::Model), "");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use super::{Context, Exit, Failure, OrExit as _, assemble};
 
 const CODES: &str = "\
 Exit codes: 0 the suite passed, and unless --dry-run a certificate was issued, 1 the provider was refused, 6 inconclusive (the \
-provider did not answer well enough to tell), 2 the configuration or the suite is wrong.";
+provider did not answer well enough to tell), 2 the configuration or the suite is wrong, or an option is.";
 
 #[derive(clap::Args)]
 #[command(after_help = CODES)]

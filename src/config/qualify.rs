@@ -41,6 +41,9 @@ pub struct QualifyEntry {
     /// So long before a certificate ends, gateways begin to renew it. Absent: they never do.
     #[serde(default, with = "humantime_serde")]
     pub renew: Option<Duration>,
+    /// Of the headers that the route forwards, those in which live requests may differ.
+    #[serde(default)]
+    pub vary_headers: Vec<String>,
     /// When invalid answers suspend a certificate. Absent: 3 of the last 20.
     #[serde(default)]
     pub suspend: SuspendEntry,
@@ -261,6 +264,7 @@ impl Checker<'_> {
                 fixed,
                 model: suite.model.clone(),
                 vary,
+                free_headers: free_headers(entry, route),
                 has_template: entry.submit.as_ref().is_some_and(|submit| submit.body.is_some()),
             };
             let one = one_contract(entry, &contract, &suite);
@@ -377,6 +381,12 @@ fn assertions(validator: Option<&Validator>, suite: &Suite) -> String {
     let own: Vec<String> =
         checks.map(|check| check.as_ref().map(|check| check.assertion_texts().join("\n")).unwrap_or_default()).collect();
     hashed(own.iter().map(String::as_str).chain(["suite"]).chain(suite.assertions.iter().map(String::as_str)))
+}
+
+/// The headers of a provider's requests that are not bound one by one: its own, and what the route says.
+fn free_headers(entry: &ProviderEntry, route: &Route) -> Vec<String> {
+    let vary = route.qualify.iter().flat_map(|qualify| &qualify.vary_headers);
+    entry.headers.keys().chain(vary).map(|name| name.to_ascii_lowercase()).collect()
 }
 
 /// How a provider's requests are made of a route's.

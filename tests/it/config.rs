@@ -1040,6 +1040,36 @@ fn a_webhook_needs_a_secret_an_address_and_somebody_who_tells_it() {
     }
 }
 
+/// Whoever starts it elsewhere than beside its files is told where they were looked for.
+#[test]
+fn a_file_that_is_not_there_is_told_with_the_directory_it_was_looked_up_from() {
+    let beside = "[provider.a]\nbase_url = \"http://a.example\"\n[route.r]\nproviders = [\"a\"]\n";
+    let here = std::env::current_dir().unwrap().display().to_string();
+    for entry in ["qualify = { suite = \"@\" }", "output = { schema = \"@\" }", "input = { assertions = \"@\" }"] {
+        let problem = |file| given(&format!("{beside}{}\n", entry.replace('@', file))).problem();
+        let relative = problem("nowhere/a.file");
+        assert!(relative.what.starts_with(&format!("it cannot be read from the working directory {here}: ")), "{relative}");
+        let absolute = problem("/nowhere/a.file");
+        assert!(absolute.what.starts_with("it cannot be read: "), "{absolute}");
+    }
+}
+
+/// What the walk sends is what its certificate covers.
+#[test]
+fn the_request_of_the_walk_is_covered_by_its_suite() {
+    let example = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/qualify");
+    let toml = std::fs::read_to_string(example.join("onejob.toml")).unwrap();
+    let at = |name: &str| format!("\"{}\"", example.join(name).display());
+    let files = ["suites/city.yaml", "schemas/city.json"];
+    let toml = files.iter().fold(toml, |toml, file| toml.replace(&format!("\"{file}\""), &at(file)));
+    let config = given(&toml).load().unwrap();
+    let qualified = config.qualified("city").unwrap();
+    let asked = std::fs::read(example.join("ask.json")).unwrap();
+    for (contract, bound) in qualified.contracts.iter().zip(&qualified.bound) {
+        assert_eq!(&config.bound(contract, &qualified.suite.path, &asked), bound);
+    }
+}
+
 #[test]
 fn a_suite_and_its_limits_are_checked_when_they_are_read() {
     let dir = tempfile::tempdir().unwrap();

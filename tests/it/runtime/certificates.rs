@@ -24,6 +24,7 @@ pub fn contract() -> Contract {
         fixed: BTreeMap::from([(Part::Suite, "suite".to_owned()), (Part::Schema, "schema".to_owned())]),
         model: "/model".to_owned(),
         vary: vec!["/pages".to_owned()],
+        free_headers: Vec::new(),
         has_template: false,
     }
 }
