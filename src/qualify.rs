@@ -108,8 +108,8 @@ pub struct Contract {
     pub model: String,
     /// JSON pointers into a request's body to what varies from request to request; `""` for all of it.
     pub vary: Vec<String>,
-    /// Names of headers, in lower case, that are not bound beside [`HARMLESS`]: those of the provider's own entry, which its template is
-    /// bound to, and what the route lets requests differ in.
+    /// Names of headers, in lower case, that are not bound beside [`HARMLESS`]: those of the provider's own entry, which its template
+    /// is bound to, and what the route lets requests differ in.
     pub free_headers: Vec<String>,
     /// Whether the provider's template makes the body: then the places of what names the attempt are marked in it, not yet filled.
     pub has_template: bool,

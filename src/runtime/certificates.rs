@@ -20,7 +20,7 @@ use crate::attempt::{AttemptState, AttemptToken};
 use crate::job::{Job, JobId};
 use crate::metrics;
 use crate::policy::{DENIED, Gate, Open};
-use crate::provider::{Outcome, Permit, ProviderFuture, Rendered, Request, boottime_ms};
+use crate::provider::{Fence, Outcome, Permit, ProviderFuture, Rendered, Request, boottime_ms};
 use crate::qualify::{Bindings, Certificate, Denial, Kept, Standing, decide, in_force, stands};
 use crate::runtime::attempts::Work;
 use crate::runtime::{Inner, Route, Suspend, millis};
@@ -141,6 +141,16 @@ pub(super) struct Grant {
     pub(super) certificate: String,
     /// The leave that it gives, `None` where none is needed.
     pub(super) permit: Option<Arc<dyn Permit>>,
+}
+
+impl Grant {
+    /// A fence that lets pass only what is permitted.
+    pub(super) fn fence(&self, fence: Fence) -> Fence {
+        match &self.permit {
+            Some(permit) => fence.by(Arc::clone(permit)),
+            None => fence,
+        }
+    }
 }
 
 /// Asks whether an attempt may begin at a provider, right before it does. An error is the reason why not, for the record.
