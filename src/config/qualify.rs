@@ -2,18 +2,20 @@
 //!
 //! Files are read and hashed once, with the configuration: what is certified, and what a request is compared with, is what was read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::check::{Checker, DURATION_MIN};
 use super::required::read;
 use super::{Config, Document, Effects, Preset, ProviderEntry, Route};
 use crate::fingerprint::{hex, sha256};
-use crate::provider::Request;
+use crate::provider::asking::template::unnamed;
 use crate::provider::http::Renderer;
+use crate::provider::{Rendered, Request};
 use crate::qualify::suite::{SUITE_BYTES_MAX, Suite, Wrong};
 use crate::qualify::{Bindings, Contract, Part};
 use crate::validate::{Check, Validator};
@@ -28,6 +30,9 @@ pub const LIFE_DATED: Duration = Duration::from_secs(30 * 86_400);
 pub const LIFE_FLOATING: Duration = Duration::from_secs(7 * 86_400);
 /// Most answers that a suspension looks back on.
 pub const ANSWERS_MAX: usize = 1000;
+
+/// Most members that are told of two requests that differ.
+const MEMBERS_TOLD: usize = 8;
 
 /// What providers after a route's first one must have proved.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -127,7 +132,7 @@ impl Config {
         let entry =
             self.provider.get(&contract.provider).ok_or_else(|| format!("there is no provider {:?}", contract.provider))?;
         let renderer = Renderer::of(entry).map_err(|problem| format!("provider {}: {problem}", contract.provider))?;
-        bound(&renderer, contract, path, body)
+        rendered(&renderer, path, body).map(|rendered| contract.bind(&rendered))
     }
 
     /// Returns when invalid answers suspend certificates of a route.
@@ -293,7 +298,8 @@ fn one_contract(entry: &ProviderEntry, contract: &Contract, suite: &Suite) -> Re
         what: format!("no request can be made: {problem}"),
         hint: "correct the provider's entry".to_owned(),
     })?;
-    let mut first: Option<(Bindings, String)> = None;
+    let mut first: Option<(Bindings, Option<Value>, String)> = None;
+    let mut nowhere: BTreeSet<&str> = suite.vary.iter().flatten().map(String::as_str).collect();
     for case in &suite.cases {
         for relation in std::iter::once(None).chain((0..case.relations.len()).map(Some)) {
             let named = match relation {
@@ -301,17 +307,21 @@ fn one_contract(entry: &ProviderEntry, contract: &Contract, suite: &Suite) -> Re
                 None => format!("{:?}", case.name),
             };
             let body = case.request(suite, &contract.provider, relation, 0);
-            let found = body.and_then(|body| bound(&renderer, contract, &suite.path, &body));
-            let found = found.map_err(|what| NotOne {
+            let rendered = body.and_then(|body| rendered(&renderer, &suite.path, &body));
+            let rendered = rendered.map_err(|what| NotOne {
                 what: format!("case {named}: {what}"),
                 hint: "correct the case, or submit.body of the provider".to_owned(),
             })?;
+            let (found, body) = (contract.bind(&rendered), serde_json::from_slice(&unnamed(&rendered.body)).ok());
+            nowhere.retain(|pointer| body.as_ref().is_none_or(|body: &Value| body.pointer(pointer).is_none()));
             match &first {
-                None => first = Some((found, named)),
-                Some((one, other)) if *one != found => {
-                    let parts: Vec<&str> = one.differ(&found).iter().map(|part| part.as_str()).collect();
+                None => first = Some((found, body, named)),
+                Some((one, of_one, other)) if *one != found => {
+                    let members = of_one.as_ref().zip(body.as_ref()).map(|(one, body)| contract.members_that_differ(one, body));
+                    let parts: Vec<String> = one.differ(&found).iter().map(|part| part_that_differs(*part, &members)).collect();
+                    let nowhere = if nowhere.is_empty() { String::new() } else { format!("; {}", leads_nowhere(&nowhere)) };
                     return Err(NotOne {
-                        what: format!("cases {other} and {named} differ in what is bound ({})", parts.join(", ")),
+                        what: format!("cases {other} and {named} differ in what is bound ({}){nowhere}", parts.join(", ")),
                         hint: "a certificate is for one contract: name what varies in vary, or make two suites".to_owned(),
                     });
                 }
@@ -319,11 +329,34 @@ fn one_contract(entry: &ProviderEntry, contract: &Contract, suite: &Suite) -> Re
             }
         }
     }
+    if suite.vary.as_ref().is_some_and(|vary| !vary.is_empty() && vary.len() == nowhere.len()) {
+        return Err(NotOne {
+            what: format!("{} in any request of the suite: live requests could differ in nothing", leads_nowhere(&nowhere)),
+            hint: "list the JSON pointers to what differs from request to request, as in vary: [/messages]".to_owned(),
+        });
+    }
     let none = || NotOne { what: "the suite has no cases".to_owned(), hint: "add one".to_owned() };
-    first.map(|(found, _)| found).ok_or_else(none)
+    first.map(|(found, ..)| found).ok_or_else(none)
 }
 
-fn bound(renderer: &Renderer, contract: &Contract, path: &str, body: &[u8]) -> Result<Bindings, String> {
+fn leads_nowhere(pointers: &BTreeSet<&str>) -> String {
+    let told: Vec<&str> = pointers.iter().copied().collect();
+    format!("vary: {} {} nowhere", told.join(", "), if told.len() == 1 { "leads" } else { "lead" })
+}
+
+/// A part of a contract in which two requests differ, with the members of their bodies that do.
+fn part_that_differs(part: Part, members: &Option<Vec<String>>) -> String {
+    match members.as_deref().filter(|members| part == Part::Parameters && !members.is_empty()) {
+        Some(members) => {
+            let more = if members.len() > MEMBERS_TOLD { ", …" } else { "" };
+            let told = members.iter().take(MEMBERS_TOLD).map(String::as_str).collect::<Vec<_>>().join(", ");
+            format!("{part}: {told}{more}")
+        }
+        None => part.to_string(),
+    }
+}
+
+fn rendered(renderer: &Renderer, path: &str, body: &[u8]) -> Result<Rendered, String> {
     let request = Request {
         method: String::new(),
         target: path.to_owned(),
@@ -331,7 +364,7 @@ fn bound(renderer: &Renderer, contract: &Contract, path: &str, body: &[u8]) -> R
         headers: Vec::new(),
         body: body.into(),
     };
-    renderer.render(&request).map(|rendered| contract.bind(&rendered)).map_err(|error| error.to_string())
+    renderer.render(&request).map_err(|error| error.to_string())
 }
 
 /// What requests differ in, unless a suite says so itself: all of the body, where nothing is known of it.

@@ -1100,10 +1100,24 @@ fn a_suite_is_one_contract_at_each_provider_that_must_prove_itself() {
     for (second, text, what) in [
         ("", same.clone(), "at provider b: vary is missing, and it has no preset"),
         ("preset = \"job-queue\"", same.clone(), "at provider b: vary is missing, and the body is the user's own"),
-        ("", format!("vary: [/n]\n{same}"), "cases \"x\" and \"y\" differ in what is bound (parameters)"),
-        ("preset = \"openai-chat\"", cases("t: 1", "t: 2"), "cases \"x\" and \"y\" differ in what is bound (parameters)"),
+        (
+            "",
+            format!("vary: [/mesages]\n{}", cases("messages: [1], t: 0", "messages: [2], t: 1, model: m")),
+            "cases \"x\" and \"y\" differ in what is bound (model, parameters: /messages, /t); vary: /mesages leads nowhere",
+        ),
+        (
+            "",
+            format!("vary: [/mesages, /strem]\n{}", cases("messages: [1]", "messages: [1]")),
+            "at provider b: vary: /mesages, /strem lead nowhere in any request of the suite",
+        ),
+        (
+            "submit = { body = \"{{ with(body, options=body) }}\" }",
+            format!("vary: [/stream, /absent]\n{}", cases("n: 1, stream: true", "n: 2")),
+            "differ in what is bound (parameters: /n, /options/n, /options/stream); vary: /absent leads nowhere",
+        ),
+        ("preset = \"openai-chat\"", cases("t: 1", "t: 2"), "cases \"x\" and \"y\" differ in what is bound (parameters: /t)"),
         ("preset = \"openai-chat\"", cases("model: m", "model: n"), "cases \"x\" and \"y\" differ in what is bound (model)"),
-        ("", relation.to_owned(), "cases \"x\" and \"x\": shuffle n differ in what is bound (parameters)"),
+        ("", relation.to_owned(), "cases \"x\" and \"x\": shuffle n differ in what is bound (parameters: /t)"),
         (wants, format!("vary: [/messages]\n{same}"), "at provider b: case \"x\": template, line 1: "),
     ] {
         let problem = loaded(both, second, &text).problem();
@@ -1113,7 +1127,9 @@ fn a_suite_is_one_contract_at_each_provider_that_must_prove_itself() {
     for (second, text) in [
         ("preset = \"openai-chat\"", same.clone()),
         ("", format!("vary: [/messages]\n{same}")),
+        ("", format!("vary: [/stream, /messages]\n{same}")),
         ("", format!("vary: [\"\"]\n{same}")),
+        ("", format!("vary: []\n{}", cases("messages: [3]", "messages: [3]"))),
         // What names the attempt differs in each.
         ("submit = { body = \"{{ with(body, user=key, n=attempt) }}\" }", format!("vary: [/messages]\n{same}")),
         ("adapter = \"simulated\"", format!("vary: [/messages]\n{same}")),
@@ -1137,7 +1153,7 @@ fn what_a_model_is_prompted_with_is_bound_to_the_byte() {
     use onejob::qualify::Part::{ChatTemplate, Tokenizer};
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
-    write("suite.yaml", "vary: [/m]\ncases: [{ name: a, input: { n: 1 }, assert: [output.ok] }]\n");
+    write("suite.yaml", "vary: [/n]\ncases: [{ name: a, input: { n: 1 }, assert: [output.ok] }]\n");
     let bound = |prompt: &str| {
         let prompt = if prompt.is_empty() { String::new() } else { format!("[provider.b.prompt]\n{prompt}\n") };
         let providers = format!("[provider.a]\nbase_url = \"http://a\"\n[provider.b]\nbase_url = \"http://b\"\n{prompt}");
