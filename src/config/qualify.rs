@@ -18,7 +18,7 @@ use crate::provider::http::Renderer;
 use crate::provider::{Rendered, Request};
 use crate::qualify::suite::{SUITE_BYTES_MAX, Suite, Wrong};
 use crate::qualify::{Bindings, Contract, Part};
-use crate::validate::{Check, Validator};
+use crate::validate::{Check, Expression, Validator};
 
 /// Largest file with a chat template or a tokenizer, in bytes.
 pub const PROMPT_BYTES_MAX: usize = 64 << 20;
@@ -147,6 +147,16 @@ impl Config {
     }
 }
 
+/// A time as people write it: whole days as days, however many they are.
+fn in_days(time: Duration) -> String {
+    let (days, rest) = (time.as_secs() / 86_400, time.as_secs() % 86_400);
+    if days > 0 && rest == 0 && time.subsec_nanos() == 0 {
+        format!("{days}d")
+    } else {
+        humantime::format_duration(time).to_string()
+    }
+}
+
 /// Whether a model's name says of which day it is: then it is meant to stay as it is.
 fn is_dated(model: &str) -> bool {
     let digits: Vec<char> = model.chars().collect();
@@ -169,10 +179,10 @@ fn is_dated(model: &str) -> bool {
 impl Checker<'_> {
     /// Nobody is asked before a renewal: it must be of no consequence, and a certificate must have a time in which it is not renewed.
     fn renew(&mut self, key: &str, renew: Duration, life: Duration, effects: Effects) {
-        let shown = humantime::format_duration(renew);
+        let shown = in_days(renew);
         self.time(key, renew, DURATION_MIN);
         if renew >= life {
-            let what = format!("it is not shorter than a certificate's life, {}", humantime::format_duration(life));
+            let what = format!("it is not shorter than a certificate's life, {}", in_days(life));
             self.refuse(key, Some(&shown), what, "shorten it, or set life");
         }
         if effects == Effects::External {
@@ -193,10 +203,11 @@ impl Checker<'_> {
         let entry = route.qualify.as_ref()?;
         let key = format!("{key}.qualify");
         if let Some(life) = entry.life {
-            self.time(&format!("{key}.life"), life, DURATION_MIN);
             if life > LIFE_MAX {
-                let what = format!("it is longer than {}, the limit", humantime::format_duration(LIFE_MAX));
-                self.refuse(&format!("{key}.life"), Some(&humantime::format_duration(life)), what, "shorten it");
+                let what = format!("it is longer than {}, the limit", in_days(LIFE_MAX));
+                self.refuse(&format!("{key}.life"), Some(&in_days(life)), what, "shorten it");
+            } else {
+                self.time(&format!("{key}.life"), life, DURATION_MIN);
             }
         }
         if let Some(renew) = entry.renew {
@@ -218,7 +229,12 @@ impl Checker<'_> {
                 return None;
             }
         };
-        let suite = Suite::load(&bytes, validator);
+        // What a refused route would make of a suite is no news.
+        let suite = if self.told_of(&format!("route.{name}.output")) {
+            Err(Suite::wrong_in_itself(&bytes))
+        } else {
+            Suite::load(&bytes, validator)
+        };
         let wrong = match &suite {
             Ok(suite) => suite.unknown_providers(|name| document.provider.contains_key(name)),
             Err(wrong) => wrong.clone(),
@@ -228,6 +244,9 @@ impl Checker<'_> {
             self.refuse(&suite_key, Some(&shown), what, "correct the suite");
         }
         let suite = suite.ok()?;
+        if let Some((what, hint)) = whole_answer(route, document, &suite) {
+            self.refuse(&suite_key, Some(&shown), what, hint);
+        }
         let (mut contracts, mut of_suite) = (Vec::new(), Vec::new());
         for (place, provider) in route.providers.iter().enumerate() {
             let Some(entry) = document.provider.get(provider) else { continue };
@@ -337,6 +356,38 @@ fn one_contract(entry: &ProviderEntry, contract: &Contract, suite: &Suite) -> Re
     }
     let none = || NotOne { what: "the suite has no cases".to_owned(), hint: "add one".to_owned() };
     first.map(|(found, ..)| found).ok_or_else(none)
+}
+
+/// What a suite speaks of as if it were the output, where the route names no place of it and a provider's answers have no such member.
+fn whole_answer(route: &Route, document: &Document, suite: &Suite) -> Option<(String, String)> {
+    if route.output.as_ref().is_some_and(|output| output.pointer.is_some()) {
+        return None;
+    }
+    let mut presets = route.providers.iter().filter_map(|name| document.provider.get(name)?.preset);
+    let (members, place) = presets.find_map(members_of_answers)?;
+    let expressions = suite.assertions.iter().filter_map(|text| Expression::compile(text).ok());
+    let names: Vec<String> = expressions.flat_map(|expression| expression.names()).collect();
+    let mut spoken_of = names.iter().filter_map(|name| name.strip_prefix("output.")?.split('.').next());
+    let absent = spoken_of.find(|member| !members.contains(member))?;
+    let what = format!(
+        "its assertions speak of output.{absent}, but the route names no place of the output: then it is the whole answer, which has no {absent}"
+    );
+    let hint = format!(
+        "say where it is, as in output = {{ schema = …, pointer = \"{place}\", parse = \"json\" }}, or write answer.{absent}"
+    );
+    Some((what, hint))
+}
+
+/// The members of a preset's answers, and where the text is in one.
+fn members_of_answers(preset: Preset) -> Option<(&'static [&'static str], &'static str)> {
+    match preset {
+        Preset::OpenaiChat => Some((
+            &["choices", "created", "id", "model", "object", "service_tier", "system_fingerprint", "usage"],
+            "/choices/0/message/content",
+        )),
+        // Of theirs there are too many, or they hold no text.
+        Preset::OpenaiResponses | Preset::OpenaiEmbeddings | Preset::JobQueue => None,
+    }
 }
 
 fn leads_nowhere(pointers: &BTreeSet<&str>) -> String {
