@@ -15,7 +15,7 @@ pub mod statistics;
 pub mod suite;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -163,6 +163,34 @@ impl Contract {
     /// Whether these bindings are of this contract, as far as the configuration fixes it.
     pub fn may_cover(&self, bindings: &Bindings) -> bool {
         self.fixed.iter().all(|(part, hash)| bindings.get(*part) == hash)
+    }
+
+    /// JSON pointers to the members of two bodies that differ and are bound as parameters. Lists are told as a whole.
+    pub(crate) fn members_that_differ(&self, one: &Value, other: &Value) -> Vec<String> {
+        fn look(
+            place: &str,
+            one: Option<&Value>,
+            other: Option<&Value>,
+            is_bound: &dyn Fn(&str) -> bool,
+            found: &mut Vec<String>,
+        ) {
+            if one == other || !is_bound(place) {
+                return;
+            }
+            let (Some(Value::Object(one)), Some(Value::Object(other))) = (one, other) else {
+                found.push(place.to_owned());
+                return;
+            };
+            let names: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+            for name in names {
+                let place = format!("{place}/{}", name.replace('~', "~0").replace('/', "~1"));
+                look(&place, one.get(name), other.get(name), is_bound, found);
+            }
+        }
+        let is_bound = |place: &str| *place != self.model && self.vary.iter().all(|pointer| pointer != place);
+        let mut found = Vec::new();
+        look("", Some(one), Some(other), &is_bound, &mut found);
+        found
     }
 
     fn parameters(&self, body: &[u8]) -> String {

@@ -95,8 +95,8 @@ impl<'a> Subject<'a> {
             return Err(Failure::new(Exit::Usage, format!("there is no provider {name:?}")));
         };
         let entry = &config.provider[name];
-        let prompt = entry.prompt.as_ref().map(Prompt::of).transpose();
-        let prompt = prompt.map_err(|what| Failure::new(Exit::Usage, format!("provider.{name}.prompt: {what}")))?;
+        let prompt = entry.prompt.as_ref().map(|prompt| Prompt::of(name, prompt)).transpose();
+        let prompt = prompt.map_err(|what| Failure::new(Exit::Usage, what))?;
         let route = config.validator(self.route).map(AsRef::as_ref);
         let settings = Settings { total: entry.timeouts.total, ..settings };
         Ok(Examined { route, name, provider, prompt, suite: self.suite, settings, spent: Spent::after(cost) })

@@ -174,6 +174,15 @@ impl Relation {
     }
 }
 
+/// Who judges answers beside a case's own assertions.
+#[derive(Clone, Copy)]
+enum Judge<'a> {
+    /// The route, and what its schema accepts.
+    Known { route: Option<&'a Validator>, accepted: Option<&'a Accepted> },
+    /// A route that is itself refused.
+    Unknown,
+}
+
 /// One thing that is wrong with a suite.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wrong {
@@ -204,6 +213,15 @@ impl Suite {
     /// # Errors
     /// Everything that is wrong with it, for whoever wrote it.
     pub fn load(bytes: &[u8], route: Option<&Validator>) -> Result<Self, Vec<Wrong>> {
+        Suite::load_for(bytes, Judge::Known { route, accepted: Accepted::of(route).as_ref() })
+    }
+
+    /// What is wrong with a suite whatever a route requires: of a route that was refused itself, nothing more is known.
+    pub fn wrong_in_itself(bytes: &[u8]) -> Vec<Wrong> {
+        Suite::load_for(bytes, Judge::Unknown).err().unwrap_or_default()
+    }
+
+    fn load_for(bytes: &[u8], judge: Judge<'_>) -> Result<Self, Vec<Wrong>> {
         if bytes.len() > SUITE_BYTES_MAX {
             return Err(vec![Wrong::with_all(format!("it has {} bytes; the limit is {SUITE_BYTES_MAX}", bytes.len()))]);
         }
@@ -232,7 +250,6 @@ impl Suite {
         if written.finish.as_ref().is_some_and(|finish| finish.allowed.is_empty()) {
             wrong.push(Wrong::with_all("finish.allowed is empty: no answer could pass"));
         }
-        let accepted = Accepted::of(route);
         let (mut names, mut assertions, mut cases) = (BTreeSet::new(), Vec::new(), Vec::new());
         for (place, case) in written.cases.into_iter().enumerate() {
             let (line, case) = (line_of(&case), case.value);
@@ -245,7 +262,7 @@ impl Suite {
             }
             assertions.extend(case.assert.iter().map(|assertion| assertion.value.clone()));
             assertions.extend(case.relations.iter().map(|relation| relation.value.same.clone()));
-            match Case::of(case, line, (route, accepted.as_ref())) {
+            match Case::of(case, line, judge) {
                 Ok(case) => cases.push(case),
                 Err(faults) => {
                     wrong
@@ -267,8 +284,11 @@ impl Suite {
             assertions,
         };
         for (place, case) in suite.cases.iter().enumerate() {
+            let mut told = BTreeSet::new();
             for relation in std::iter::once(None).chain((0..case.relations.len()).map(Some)) {
-                if let Err(fault) = case.request(&suite, "", relation, 0) {
+                if let Err(fault) = case.request(&suite, "", relation, 0)
+                    && told.insert(fault.clone())
+                {
                     wrong.push(Wrong { line: case.line, what: format!("{}: {fault}", called(&case.name, place + 1)) });
                 }
             }
@@ -293,11 +313,7 @@ fn called(name: &str, number: usize) -> String {
 }
 
 impl Case {
-    fn of(
-        written: WrittenCase,
-        line: Option<u64>,
-        (route, accepted): (Option<&Validator>, Option<&Accepted>),
-    ) -> Result<Self, Vec<Wrong>> {
+    fn of(written: WrittenCase, line: Option<u64>, judge: Judge<'_>) -> Result<Self, Vec<Wrong>> {
         let WrittenCase { name, values, input, assert, refuse, relations } = written;
         let mut wrong = Vec::new();
         if assert.is_empty() {
@@ -328,9 +344,13 @@ impl Case {
         let texts: Vec<String> = assert.iter().map(|assertion| assertion.value.clone()).collect();
         let check = Check::compile(Of::Output, &Required { schema: None, assertions: &texts });
         let check = check.map_err(|refused| refused.into_iter().map(|one| Wrong { line, what: one.what }).collect::<Vec<_>>())?;
-        let extract = route.map(|route| route.extract.clone()).unwrap_or_default();
+        let extract = match judge {
+            Judge::Known { route, .. } => route.map(|route| route.extract.clone()).unwrap_or_default(),
+            Judge::Unknown => Extract::default(),
+        };
         let validator = Validator { input: None, output: Some(check), extract };
         let case = Case { name, line, relations: compiled, values, input, validator };
+        let Judge::Known { route, accepted } = judge else { return Ok(case) };
         let asked = case.input.to_string();
         for (place, refused) in refuse.iter().enumerate() {
             let body = answer_with(&case.validator.extract, &refused.value.output).to_string().into_bytes();
@@ -480,14 +500,10 @@ impl Case {
 /// The template strings of an input, filled.
 fn filled(engine: &Environment<'_>, value: &Value, values: &Map<String, Value>) -> Result<Value, String> {
     Ok(match value {
-        Value::String(text) if text.contains("{{") || text.contains("{%") => Value::String(
-            engine
-                .render_str(
-                    text,
-                    crate::validate::engine_value(&Value::Object(values.clone())).ok_or("values: a number is too large")?,
-                )
-                .map_err(|error| format!("input: {}", one_line(&error.to_string())))?,
-        ),
+        Value::String(text) if text.contains("{{") || text.contains("{%") => {
+            let all = crate::validate::engine_value(&Value::Object(values.clone())).ok_or("values: a number is too large")?;
+            Value::String(engine.render_str(text, all).map_err(|error| not_filled(engine, text, values, &error))?)
+        }
         Value::Array(items) => Value::Array(items.iter().map(|item| filled(engine, item, values)).collect::<Result<_, _>>()?),
         Value::Object(members) => {
             let member = |(name, member): (&String, &Value)| Ok((name.clone(), filled(engine, member, values)?));
@@ -495,6 +511,36 @@ fn filled(engine: &Environment<'_>, value: &Value, values: &Map<String, Value>) 
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.clone(),
     })
+}
+
+/// What is wrong with a template of an input. A value that is not there is named, with those that are.
+fn not_filled(engine: &Environment<'_>, text: &str, values: &Map<String, Value>, error: &minijinja::Error) -> String {
+    let whole = format!("input: {}", one_line(&error.to_string()));
+    let Ok(template) = engine.template_from_str(text) else { return whole };
+    if error.kind() != minijinja::ErrorKind::UndefinedError {
+        return whole;
+    }
+    let is_there = |name: &str| {
+        let mut members = name.split('.');
+        let first = members.next().unwrap_or_default();
+        let Some(value) = values.get(first) else {
+            return first == "loop" || engine.globals().any(|(global, _)| global == first);
+        };
+        // What a list or a text has is the engine's business.
+        let last = members.try_fold(value, |at, member| match at {
+            Value::Object(members) => members.get(member).ok_or(false),
+            _ => Err(true),
+        });
+        last.map_or_else(|is_there| is_there, |_| true)
+    };
+    let missing: BTreeSet<String> = template.undeclared_variables(true).into_iter().filter(|name| !is_there(name)).collect();
+    if missing.is_empty() {
+        return whole;
+    }
+    let missing = one_line(&missing.into_iter().collect::<Vec<_>>().join(", "));
+    let known = one_line(&values.keys().cloned().collect::<Vec<_>>().join(", "));
+    let known = if known.is_empty() { "there are none".to_owned() } else { format!("known are {known}") };
+    format!("input: there is no {missing} in values; {known}")
 }
 
 /// An answer with this output where the route looks for it.

@@ -43,7 +43,7 @@ fn what_would_prove_nothing_is_no_suite() {
     assert!(wrong(r#"["output.total == 12"]"#, "[]").contains("asserts nothing"));
     assert!(wrong("    assert: [\"output.total == 12\"]\n", "").contains("asserts nothing"));
     assert!(wrong("total: 13", "total: 12").contains("refuse 1: its assertions and the route accept it"));
-    assert!(wrong("items |", "thing |").contains("undefined"));
+    assert!(wrong("items |", "thing |").contains("case \"adds\": input: there is no thing in values; known are items"));
     assert!(wrong("shuffle: items", "shuffle: thing").contains("shuffle = \"thing\""));
     assert!(wrong("runs: 2", "runs: 0").contains("runs = 0"));
     assert!(wrong("runs: 2", "run: 2").contains("run"));
@@ -210,9 +210,57 @@ fn what_is_wrong_is_told_with_its_line() {
     assert_eq!(line("output.total == 12", "output.total = 12"), (Some(9), 1));
     assert_eq!(line("shuffle: items", "shuffle: thing"), (Some(12), 1));
     assert_eq!(line("    refuse: [{ output", "    refuses: [{ output"), (Some(10), 1));
-    assert_eq!(line("items |", "thing |"), (Some(6), 3));
+    // Once, however many relations are asked too.
+    assert_eq!(line("items |", "thing |"), (Some(6), 1));
     let wrong = Suite::load(GOOD.replace("shuffle: items", "shuffle: thing").as_bytes(), None).unwrap_err();
     assert!(wrong[0].to_string().starts_with("line 12: case \"adds\": shuffle = \"thing\""), "{}", wrong[0]);
+}
+
+#[test]
+fn a_value_that_is_not_there_is_named_with_those_that_are() {
+    let told = |values: &str, text: &str| {
+        let yaml = serde_json::json!({ "cases": [{
+            "name": "c", "values": serde_json::from_str::<Value>(values).unwrap(), "input": { "t": text }, "assert": ["output.ok"],
+        }] });
+        load(&yaml.to_string()).map(drop).map_err(|wrong| wrong.join("; "))
+    };
+    let person = r#"{ "person": { "name": "Ada" }, "all": [{ "n": 1 }] }"#;
+    for (values, text, what) in [
+        ("{}", "{{ nobody }}", "there is no nobody in values; there are none"),
+        (person, "{{ person.nam }}", "there is no person.nam in values; known are all, person"),
+        (person, "{{ a }}{{ person.name }}{{ b }}", "there is no a, b in values; known are all, person"),
+        (person, "{% for one in all %}{{ one.m }}{% endfor %}", "undefined value"),
+    ] {
+        let wrong = told(values, text).unwrap_err();
+        assert!(wrong.contains(what), "{text}: {wrong}");
+    }
+    assert_eq!(told(person, "{% for one in all %}{{ one.n }}{{ loop.index }}{% endfor %}{{ person.name | upper }}"), Ok(()));
+}
+
+#[test]
+fn a_value_of_another_kind_is_told_with_its_key_and_an_example() {
+    let line = |from: &str, to: &str| load(&GOOD.replace(from, to)).unwrap_err().join("; ");
+    let runs = "line 2: runs: it must be a whole number of 1 or more, as in runs: 5";
+    for written in ["runs: two", "runs: -1", "\"runs\": two", "runs: [2]", "runs: 1.5"] {
+        assert_eq!(line("runs: 2", written), runs, "{written}");
+    }
+    let finish = "finish: { pointer: /why, allowed: stop }";
+    for (from, to, what) in [
+        ("runs: 2", "runs:\n  two", "line 3: runs: it must be a whole number"),
+        ("runs: 2", "vary: messages", "line 2: vary: it must be a list of JSON pointers, as in vary: [/messages]"),
+        ("runs: 2", "levels: prompt", "line 2: levels: it must be a list of levels"),
+        ("runs: 2", finish, "line 2: allowed: it must be a list of words, as in allowed: [stop]"),
+        ("[\"output.total == 12\"]", "output.ok", "line 9: assert: it must be a list of expressions"),
+        ("[{ output: { total: 13 } }]", "{ output: { total: 13 } }", "line 10: refuse: it must be a list of known-bad outputs"),
+        ("{ items: [3, 4, 5] }", "[3]", "line 7: values: it must be values by their names"),
+        ("{ temperature: 0 }", "0", "line 3: parameters: it must be members of every request"),
+    ] {
+        let wrong = line(from, to);
+        assert!(wrong.starts_with(what), "{to}: {wrong}");
+    }
+    assert!(load("cases: none").unwrap_err()[0].contains("cases: it must be a list of cases"));
+    assert!(load("cases:\n  - none").unwrap_err()[0].contains("cases: it must be a list of cases"));
+    assert!(line("runs: 2", "run: 2").contains("unknown field"));
 }
 
 #[test]

@@ -10,19 +10,19 @@ use serde_json::{Map, Value, json};
 use crate::validate::{Answer, Check, Of, Required, Validator};
 
 /// Most samples of one schema.
-const SAMPLES_MAX: usize = 2000;
+const SAMPLES_TRIED: usize = 2000;
 /// Most combinations of all that is looked at in one object.
 const COMBINATIONS: usize = 1000;
 /// Samples of what no expression looks at.
 const ASIDE: usize = 3;
 /// How deep a schema is followed.
-const DEPTH_MAX: usize = 6;
+const DEPTH_TRIED: usize = 6;
 /// Most texts, and most numbers, of an expression that are tried.
 const LITERALS_TRIED: usize = 16;
 /// Longest list or text that is made because an expression speaks of its length.
 pub(super) const LENGTH_TRIED: f64 = 2000.0;
 /// Longest one that is made because the schema wants it so long.
-const LENGTH_MAX: usize = 2000;
+const LENGTH_MADE: usize = 2000;
 /// What says nothing of a value.
 const NOTES: [&str; 11] = [
     "$comment",
@@ -158,14 +158,14 @@ impl<'a> Samples<'a> {
 
     /// Samples of a schema, the most usual first.
     pub(super) fn of(&mut self, schema: &Value, focus: &Focus<'_>, depth: usize) -> Vec<Value> {
-        let Some(schema) = merged(self.root, schema, DEPTH_MAX) else {
+        let Some(schema) = merged(self.root, schema, DEPTH_TRIED) else {
             self.in_doubt |= !focus.is_aside();
             return Vec::new();
         };
         if schema == Value::Bool(false) {
             return Vec::new();
         }
-        if depth > DEPTH_MAX {
+        if depth > DEPTH_TRIED {
             self.in_doubt |= !focus.is_aside();
             return Vec::new();
         }
@@ -195,7 +195,7 @@ impl<'a> Samples<'a> {
         } else {
             samples = self.of_types(schema, focus, depth);
         }
-        let most = if focus.is_aside() { ASIDE } else { SAMPLES_MAX };
+        let most = if focus.is_aside() { ASIDE } else { SAMPLES_TRIED };
         if samples.len() > most {
             self.in_doubt |= !focus.is_aside();
             samples.truncate(most);
@@ -274,10 +274,10 @@ impl<'a> Samples<'a> {
 
     fn texts(&mut self, schema: &Map<String, Value>, focus: &Focus<'_>) -> Vec<Value> {
         let length = |keyword: &str| schema.get(keyword).and_then(Value::as_u64).and_then(|length| usize::try_from(length).ok());
-        let (least, most) = (length("minLength").unwrap_or(0).min(LENGTH_MAX), length("maxLength").unwrap_or(usize::MAX));
+        let (least, most) = (length("minLength").unwrap_or(0).min(LENGTH_MADE), length("maxLength").unwrap_or(usize::MAX));
         let usual = ["what nobody asked for", "zq", "Zq 7", " ZQ\n\tzq. ", "7", "-7.5", "ZQ", "Ünd ß 字", "", "{\"zq\": [7]}"];
         let mut plain: Vec<String> = usual.iter().map(|text| (*text).to_owned()).collect();
-        plain.extend([least, most].into_iter().filter(|length| *length <= LENGTH_MAX).map(|length| "z".repeat(length)));
+        plain.extend([least, most].into_iter().filter(|length| *length <= LENGTH_MADE).map(|length| "z".repeat(length)));
         plain.push("zq. ".repeat(100));
         let fitted = |text: String| {
             let mut text: String = text.chars().take(most).collect();
@@ -319,7 +319,7 @@ impl<'a> Samples<'a> {
 
     fn lists(&mut self, schema: &Map<String, Value>, focus: &Focus<'_>, depth: usize) -> Vec<Value> {
         let length = |keyword: &str| schema.get(keyword).and_then(Value::as_u64).and_then(|length| usize::try_from(length).ok());
-        let (least, most) = (length("minItems").unwrap_or(0).min(LENGTH_MAX), length("maxItems").unwrap_or(usize::MAX));
+        let (least, most) = (length("minItems").unwrap_or(0).min(LENGTH_MADE), length("maxItems").unwrap_or(usize::MAX));
         let within = focus.in_items();
         let before: Vec<Vec<Value>> = match schema.get("prefixItems").and_then(Value::as_array) {
             Some(schemas) => schemas.iter().map(|schema| self.of(schema, &within, depth + 1)).collect(),
@@ -485,7 +485,7 @@ fn own((name, value): (&String, &Value)) -> (String, Value) {
 /// What a schema says behind its reference, if it has one: as much is so of the same value. `None` where that leads out of reach.
 pub(super) fn resolved<'a>(root: &'a Value, schema: &'a Value) -> Option<&'a Value> {
     let mut at = schema;
-    for _ in 0..DEPTH_MAX {
+    for _ in 0..DEPTH_TRIED {
         match at.as_object().and_then(|members| members.get("$ref")) {
             None => return Some(at),
             Some(reference) => at = referred(root, reference)?,
