@@ -360,7 +360,7 @@ impl fmt::Display for Denial {
 /// # Errors
 /// Why not.
 pub fn decide<'a>(wanted: &Bindings, kept: &'a [Kept], now_ms: u64) -> Result<&'a Certificate, Denial> {
-    let Some(newest) = kept.iter().find(|one| one.certificate.bindings == *wanted) else {
+    let Some(newest) = in_force(kept).find(|one| one.certificate.bindings == *wanted) else {
         let nearest = kept.iter().map(|one| wanted.differ(&one.certificate.bindings)).min_by_key(Vec::len);
         return Err(nearest.map_or(Denial::NoCertificate, |parts| Denial::Other { parts }));
     };
@@ -372,6 +372,13 @@ pub fn decide<'a>(wanted: &Bindings, kept: &'a [Kept], now_ms: u64) -> Result<&'
         }
         Standing::Live => Ok(&newest.certificate),
     }
+}
+
+/// Of certificates in the store's order, those that decide: the newest of each contract.
+pub fn in_force(kept: &[Kept]) -> impl Iterator<Item = &Kept> {
+    let of = |place: usize| &kept[place].certificate.bindings;
+    let is_newest = move |place: usize| (0..place).all(|newer| of(newer) != of(place));
+    (0..kept.len()).filter(move |place| is_newest(*place)).map(|place| &kept[place])
 }
 
 /// Whether a certificate of this name still lets a request go there: it is good itself, and so is the last word on its contract.

@@ -154,8 +154,8 @@ impl Through {
         let Some(of_route) = assemble::routes(config).into_iter().find(|one| one.name == route) else {
             return Err(Failure::new(Exit::Usage, format!("there is no route {route:?}")));
         };
-        // What it answers is judged here, with more than the route asks of it.
-        let mut of_route = Route { providers: vec![provider.to_owned()], proof: Proof::default(), validator: None, ..of_route };
+        // What the route asks of requests and answers is asked as ever: what is proved is what a gateway does.
+        let mut of_route = Route { providers: vec![provider.to_owned()], proof: Proof::default(), ..of_route };
         of_route.plan.providers = 1;
         (of_route.rules.key_life_ms, of_route.rules.retention_ms) = (QUALIFY_LIFE_MS, QUALIFY_LIFE_MS);
         let Some(adapter) = assemble::provider(config, provider)? else {

@@ -11,6 +11,7 @@ use onejob::qualify::runner::{Examined, Report, Run, Settings, Spent, Verdict};
 use onejob::qualify::suite::{Case, Level, Suite};
 use onejob::qualify::{Bindings, Certificate, Contract};
 use onejob::store::EVIDENCE_BYTES_MAX;
+use onejob::validate::gathered;
 use serde_json::{Value, json};
 
 use super::certificates::{at, bound, no_provider, no_route, store, table};
@@ -221,7 +222,8 @@ fn issue(config: &Config, report: &Report, bindings: Bindings, evidence: &[u8], 
     }
 }
 
-/// Each case once through a gateway in front of the provider, and once more as a stream where requests may be one.
+/// Each case once through a gateway in front of the provider, and once more as a stream where requests may be one and the route takes
+/// it.
 ///
 /// Each under a key that nobody has used, so that no gateway, nor this one, tells what it kept; an answer that says of itself that it
 /// was given before is no evidence here either.
@@ -237,7 +239,11 @@ async fn through_gateway(config: &Config, contract: &Contract, examined: &Examin
             if stream {
                 asked["stream"] = json!(true);
             }
-            let request = examined.request(asked.to_string().as_bytes());
+            let asked = asked.to_string();
+            if stream && examined.route.is_some_and(|route| route.check_input(asked.as_bytes()).is_err()) {
+                continue;
+            }
+            let request = examined.request(asked.as_bytes());
             let target =
                 if request.target.is_empty() { config.provider[&contract.provider].path.clone() } else { request.target.clone() };
             let request = onejob::provider::Request { target, ..request };
@@ -253,8 +259,9 @@ async fn through_gateway(config: &Config, contract: &Contract, examined: &Examin
                     (run.verdict, run.findings) = (Verdict::Inconclusive, examined.is_cached(&response).into_iter().collect());
                 }
                 Outcome::Succeeded { response, .. } => {
-                    let answer = if stream { gathered(&response.body) } else { response.body.to_vec() };
-                    run = examined.judged(case, 1, variant, (&body, &answer));
+                    let answer = gathered(&response.body);
+                    let answer = answer.as_deref().unwrap_or(&response.body);
+                    run = examined.judged(case, 1, variant, (&body, answer));
                     run.cost = examined.spend(&response);
                 }
                 other => (run.verdict, run.findings) = (Verdict::Inconclusive, vec![why(&other)]),
@@ -264,23 +271,6 @@ async fn through_gateway(config: &Config, contract: &Contract, examined: &Examin
     }
     through.stop().await;
     Ok(runs)
-}
-
-/// The answer that a stream of a chat completion says in parts.
-fn gathered(stream: &[u8]) -> Vec<u8> {
-    let (mut content, mut finish) = (String::new(), Value::Null);
-    for line in String::from_utf8_lossy(stream).lines() {
-        let Some(event) = line.strip_prefix("data:").and_then(|data| serde_json::from_str::<Value>(data.trim()).ok()) else {
-            continue;
-        };
-        content.push_str(event.pointer("/choices/0/delta/content").and_then(Value::as_str).unwrap_or_default());
-        if let Some(reason @ Value::String(_)) = event.pointer("/choices/0/finish_reason") {
-            finish = reason.clone();
-        }
-    }
-    json!({ "choices": [{ "message": { "role": "assistant", "content": content }, "finish_reason": finish }] })
-        .to_string()
-        .into_bytes()
 }
 
 fn told(report: &Report, end: &str, cases: &[Case]) -> String {

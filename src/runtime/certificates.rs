@@ -21,7 +21,7 @@ use crate::job::{Job, JobId};
 use crate::metrics;
 use crate::policy::{DENIED, Gate, Open};
 use crate::provider::{Outcome, Permit, ProviderFuture, Rendered, Request, boottime_ms};
-use crate::qualify::{Bindings, Certificate, Denial, Kept, Standing, decide, stands};
+use crate::qualify::{Bindings, Certificate, Denial, Kept, Standing, decide, in_force, stands};
 use crate::runtime::attempts::Work;
 use crate::runtime::{Inner, Route, Suspend, millis};
 use crate::store::Store;
@@ -101,7 +101,7 @@ pub(super) async fn open_unseen(runtime: &Inner, route: &Route, job: &Job) -> Op
             let Kept { certificate, standing, .. } = one;
             *standing == Standing::Live && certificate.expires_ms > now_ms && contract.may_cover(&certificate.bindings)
         };
-        if kept.iter().any(may_cover) {
+        if in_force(&kept).any(may_cover) {
             open.add(place);
         }
     }
@@ -356,7 +356,7 @@ pub(super) async fn run(runtime: Arc<Inner>) {
                 let Ok(kept) = runtime.store.certificates(&route.name, &contract.provider).await else { continue };
                 let now_ms = runtime.store.now_ms();
                 let is_good = |one: &&Kept| one.standing == Standing::Live && contract.may_cover(&one.certificate.bindings);
-                let good = kept.iter().filter(is_good).map(|one| one.certificate.expires_ms).max();
+                let good = in_force(&kept).filter(is_good).map(|one| one.certificate.expires_ms).max();
                 let left_ms = good.unwrap_or(0).saturating_sub(now_ms);
                 first = Some(first.map_or(left_ms, |first: u64| first.min(left_ms)));
             }

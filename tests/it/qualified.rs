@@ -1,12 +1,15 @@
 //! From a suite to a failover, with the real program: what is certified is covered, one byte of anything else is not.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use onejob::provider::simulated::Simulated;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::cli::{Ended, Process, ended, onejob};
+use crate::http_support::Client;
 use crate::support::{Redis, simulated, until};
 
 const CONFIG: &str = r#"
@@ -289,6 +292,54 @@ async fn who_asks_about_a_failover_that_cannot_be_is_told_so() {
     assert!(large.stderr.contains(&format!("it has more than {} bytes, the limit", ASKED.len() - 1)), "{}", large.stderr);
     std::fs::write(&input, ASKED.replace("printer-1", "printer-2")).unwrap();
     assert_eq!(shop.may(1, &["--input", file]).await, "its certificate is for another model");
+}
+
+/// The race as operators have it: two gateways fail jobs over while somebody revokes from a third place. What is sent in the second
+/// that follows is sent once and counts; after it nothing goes there, and each job has an end.
+#[tokio::test]
+async fn a_revoke_by_the_command_line_stops_the_failovers_of_all_gateways() {
+    let shop = Shop::open().await;
+    shop.qualify(&[]).await;
+    shop.first.set_behaviour("refuse_status=429").unwrap();
+    shop.second.clear_ledger();
+    let gateways = [shop.serve().await, shop.serve().await];
+    let stop = AtomicBool::new(false);
+    let client = async |place: usize| {
+        let client = Client::new(gateways[place].url.trim_start_matches("http://").trim_end_matches('/').parse().unwrap());
+        let mut jobs = Vec::new();
+        while !stop.load(Ordering::SeqCst) {
+            let key = format!("{place}-{}", jobs.len());
+            jobs.push(client.submit("print", &key, ASKED).await.job_id());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        (client, jobs)
+    };
+    let operator = async {
+        until("failovers happen", async || shop.called() >= 20).await;
+        shop.run(&["revoke", "--route", "print", "--provider", "second", "--reason", "it lies"]).await.expect(0);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let called = shop.called();
+        let before = shop.first.ledger().received;
+        until("more jobs have failed at the first", async || shop.first.ledger().received > before + 20).await;
+        stop.store(true, Ordering::SeqCst);
+        called
+    };
+    let (one, two, called) = tokio::join!(client(0), client(1), operator);
+    let mut kept = 0;
+    for (client, id) in [&one, &two].into_iter().flat_map(|(client, jobs)| jobs.iter().map(move |id| (client, id))) {
+        let job = client.ended(id).await;
+        let executed = shop.second.ledger_of(id).executed;
+        assert_eq!(executed, u64::from(job["state"] == "succeeded"), "{job}");
+        if job["state"] == "failed" {
+            kept += 1;
+            assert!(job["reason"].as_str().unwrap().contains("its certificate is revoked: it lies"), "{job}");
+        }
+    }
+    assert_eq!(called, shop.called());
+    assert!(kept > 0);
+    for gateway in gateways {
+        gateway.terminate().await.expect(0);
+    }
 }
 
 /// A misspelt name is told, and what is kept is told and marked all the same: the configuration may have lost it meanwhile.

@@ -7,12 +7,14 @@ use onejob::attempt::AttemptToken;
 use onejob::fingerprint::{hex, sha256};
 use onejob::job::JobState;
 use onejob::provider::Provider as _;
-use onejob::qualify::{Bindings, Certificate, Contract, Part, Standing};
+use onejob::qualify::{Bindings, Certificate, Contract, Part, Standing, in_force};
 use onejob::runtime::{Proof, Suspend};
 use onejob::store::{Issued, Stood};
 use onejob::validate::{Check, Of, Required, Validator};
 
 use super::*;
+
+const BODY: &str = r#"{"model":"m"}"#;
 
 /// What the laser printer must have proved.
 pub fn contract() -> Contract {
@@ -253,4 +255,29 @@ async fn certificates_are_kept_marked_and_told() {
         .command(&["PTTL", &shop.redis.keys().await.into_iter().find(|key| key.contains(":certificate:")).unwrap()])
         .await;
     assert!(life > 30 * 86_400_000, "{life}");
+}
+
+/// What is told before a failover is wanted is what would be decided then: a newer certificate that is suspended counts, and not the
+/// older one that is still live.
+#[tokio::test]
+async fn of_several_certificates_for_one_contract_the_newest_decides() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("refuse").unwrap();
+    shop.certify(BODY, "").await;
+    let newest = shop.certify(BODY, "again").await;
+    let store = shop.redis.store().await;
+    let suspend = ("ada", "doubts");
+    store
+        .mark_certificate(AttemptToken::random(), ("print", "laser"), Some(&newest), Standing::Suspended, suspend)
+        .await
+        .unwrap();
+    let kept = store.certificates("print", "laser").await.unwrap();
+    let standing: Vec<Standing> = kept.iter().map(|one| one.standing).collect();
+    assert_eq!(standing, [Standing::Suspended, Standing::Live]);
+    let in_force: Vec<&str> = in_force(&kept).map(|one| one.certificate.id.as_str()).collect();
+    assert_eq!(in_force, [newest.as_str()]);
+    let runtime = shop.gateway_with(gated).await;
+    let job = run(&runtime, "order-1", BODY).await;
+    assert!(job.reason.contains("failover_denied: laser: its certificate is suspended: doubts"), "{}", job.reason);
+    assert_eq!(shop.laser.ledger().received, 0);
 }
