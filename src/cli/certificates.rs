@@ -8,7 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use onejob::attempt::AttemptToken;
 use onejob::config::{Config, Qualified, Route};
-use onejob::qualify::{Bindings, Denial, Kept, Standing, decide};
+use onejob::qualify::{Bindings, Denial, Kept, Standing, decide, in_force};
 use onejob::store::{Stood, Store};
 use serde_json::{Value, json};
 
@@ -108,9 +108,8 @@ pub(super) async fn list(arguments: ListArguments, context: &Context) -> Result<
         }
         let kept = store.certificates(&route, &provider).await.or_exit(Exit::Unavailable)?;
         let events = store.certificate_events(&route, &provider).await.or_exit(Exit::Unavailable)?;
-        for (place, one) in kept.iter().enumerate() {
-            // As `decide` has it: the newest of each contract is the last word on it.
-            let decides = kept[..place].iter().all(|newer| newer.certificate.bindings != one.certificate.bindings);
+        for one in &kept {
+            let decides = in_force(&kept).any(|deciding| deciding.certificate.id == one.certificate.id);
             rows.push(row(one, decides, store.now_ms()));
             if arguments.events {
                 let of_it = events.iter().filter(|event| event.id == one.certificate.id);
