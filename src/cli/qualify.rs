@@ -1,6 +1,6 @@
 //! `onejob qualify`: runs a route's suite against a provider, reports, and issues a certificate where it passes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use onejob::config::{Config, Effects};
@@ -10,14 +10,14 @@ use onejob::qualify::prompt::{Prompt, why};
 use onejob::qualify::runner::{Examined, Report, Run, Settings, Spent, Verdict};
 use onejob::qualify::suite::{Case, Level, Suite};
 use onejob::qualify::{Bindings, Certificate, Contract};
-use onejob::store::EVIDENCE_BYTES_MAX;
+use onejob::store::{EVIDENCE_BYTES_MAX, Store};
 use onejob::validate::gathered;
 use serde_json::{Value, json};
 
 use super::certificates::{at, bound, no_provider, no_route, store, table};
 use super::gateway::Through;
 use super::progress::Progress;
-use super::resume::Resume;
+use super::resume::{Resume, proof_since};
 use super::show::harmless;
 use super::{Context, Exit, Failure, OrExit as _, assemble};
 
@@ -43,7 +43,7 @@ pub(super) struct Arguments {
     /// Begins no further run once the runs have cost so much, in the provider's unit. Refused where its entry has no `cost`.
     #[arg(long, value_name = "NUMBER")]
     cost_max: Option<u64>,
-    /// Writes each finished run to this file, and goes on from what is there.
+    /// Writes each finished run to this file, and goes on from what is there and at most a day old, until a certificate is issued.
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
     /// Writes the whole report to this file, as JSON.
@@ -146,9 +146,13 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         time_max: arguments.time_max,
         cost_max: arguments.cost_max,
     };
-    let store = if arguments.dry_run { None } else { Some(store(&config).await?) };
-    let bindings = subject.wanted.hash(subject.route, subject.name);
-    let resume = arguments.resume.as_deref().map(|file| Resume::open(file, &bindings)).transpose()?;
+    // Runs in a file have their times by Redis' clock, whatever is issued.
+    let wants_store = !arguments.dry_run || arguments.resume.is_some();
+    let store = if wants_store { Some(store(&config).await?) } else { None };
+    let resume = match (&arguments.resume, &store) {
+        (Some(file), Some(store)) => Some(resumed(file, &subject, store).await?),
+        _ => None,
+    };
     let done = resume.as_ref().map(|resume| resume.done.clone()).unwrap_or_default();
     let examined = subject.examined(settings, resume.as_ref().map_or(0, |resume| resume.cost))?;
     let requests: usize = suite.cases.iter().map(|case| 1 + case.relations.len()).sum();
@@ -156,8 +160,8 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let progress = Progress::start(context.format, what, requests * suite.runs as usize, done.len());
     let tell = |run: &Run| {
         progress.ended(run);
-        if let Some(resume) = &resume {
-            resume.keep(run);
+        if let (Some(resume), Some(store)) = (&resume, &store) {
+            resume.keep(run, store.now_ms());
         }
     };
     let mut all = examined.run(&done, tell).await;
@@ -179,9 +183,22 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     }
     let mut certificate = None;
     if let Some(store) = &store {
-        if report.verdict == Verdict::Passed {
-            let (issued, evidence) = subject.certificate(&report, &arguments.actor, store.now_ms())?;
+        if report.verdict == Verdict::Passed && !arguments.dry_run {
+            // Of the same runs always the same certificate: its name comes of the time.
+            let begun_ms = resume.as_ref().and_then(|resume| resume.issued_ms);
+            let mut issued_ms = begun_ms.unwrap_or_else(|| store.now_ms());
+            let (mut issued, mut evidence) = subject.certificate(&report, &arguments.actor, issued_ms)?;
+            if begun_ms.is_some() && issued.expires_ms <= store.now_ms() {
+                issued_ms = store.now_ms();
+                (issued, evidence) = subject.certificate(&report, &arguments.actor, issued_ms)?;
+            }
+            if let Some(resume) = &resume {
+                resume.issuing(issued_ms).or_exit(Exit::Usage)?;
+            }
             store.issue_certificate(&issued, &evidence, None).await.or_exit(Exit::Unavailable)?;
+            if let Some(resume) = &resume {
+                resume.used(&issued.id);
+            }
             certificate = Some(issued);
         }
         store.close().await;
@@ -198,6 +215,13 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         Verdict::Failed => Exit::Failed,
         Verdict::Inconclusive => Exit::Unavailable,
     })
+}
+
+/// The file of finished runs; of those there, what is still proof.
+async fn resumed(file: &Path, subject: &Subject<'_>, store: &Store) -> Result<Resume, Failure> {
+    let events = store.certificate_events(subject.route, subject.name).await.or_exit(Exit::Unavailable)?;
+    let since_ms = proof_since(&events, store.now_ms());
+    Resume::open(file, &subject.wanted.hash(subject.route, subject.name), since_ms)
 }
 
 fn issue(config: &Config, report: &Report, bindings: Bindings, evidence: &[u8], actor: &str, now_ms: u64) -> Certificate {
