@@ -374,8 +374,8 @@ fn whole_answer(route: &Route, document: &Document, suite: &Suite) -> Option<(St
     let mut spoken_of = names.iter().filter_map(|name| name.strip_prefix("output.")?.split('.').next());
     let absent = spoken_of.find(|member| !members.contains(member))?;
     let what = format!(
-        "its assertions speak of output.{absent}, but the route names no place of the output: then it is the whole answer, which has no \
-         {absent}"
+        "its assertions speak of output.{absent}, but the route names no place of the output: then it is the whole answer, \
+         which has no {absent}"
     );
     let hint = format!(
         "say where it is, as in output = {{ schema = …, pointer = \"{place}\", parse = \"json\" }}, or write answer.{absent}"

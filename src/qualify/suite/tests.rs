@@ -292,7 +292,8 @@ const COLOR: &str = r##"{
     "type": "object", "required": ["color"], "additionalProperties": false,
     "properties": {
         "color": { "enum": ["red", "green", "blue", "none"] }, "shade": { "$ref": "#/$defs/shade" }, "kind": { "const": "paint" },
-        "note": { "type": "string" }, "code": { "type": "string", "pattern": "^(A1|B2|Q9)7$" }, "count": { "type": "integer", "minimum": 0 },
+        "note": { "type": "string" }, "code": { "type": "string", "pattern": "^(A1|B2|Q9)7$" },
+        "count": { "type": "integer", "minimum": 0 },
         "items": { "type": "array", "items": { "type": "object", "properties": { "price": { "type": "number" } } } }
     },
     "$defs": { "shade": { "enum": ["dark", "light"] } }
@@ -355,8 +356,8 @@ fn an_assertion_that_says_more_than_the_schema_is_good() {
     let two = r#"{ "type": "object", "required": ["a", "b"],
         "properties": { "a": { "enum": ["x", "y", "w"] }, "b": { "enum": ["z", "w", "v"] } } }"#;
     assert!(for_schema(two, "output.a != output.b", None, "[]").is_ok());
-    let unlikely =
-        r#"{ "type": "object", "required": ["id"], "properties": { "id": { "type": "string", "pattern": "^Q9[a-f]{7}$" } } }"#;
+    let unlikely = r#"{ "type": "object", "required": ["id"],
+        "properties": { "id": { "type": "string", "pattern": "^Q9[a-f]{7}$" } } }"#;
     assert!(for_schema(unlikely, "output.id is defined", None, "[]").is_ok());
     // What is named as bad, and accepted by the schema, shows that an assertion says more.
     let reversed = "output.note | default('') | reverse != '77031'";
