@@ -8,17 +8,17 @@
 
 mod against_redis;
 mod calls;
+#[path = "../../src/store/compose.rs"]
+mod compose;
+mod explore;
 mod host;
 #[path = "../it/model.rs"]
 mod model;
 mod msgpack;
+mod mutants;
+mod properties;
+mod redis;
 mod sequences;
 mod support;
 mod view;
-
-use onejob::store::Script;
-
-/// The scripts as they are sent to Redis.
-fn shipped() -> host::Host {
-    host::Host::new(Script::ALL.iter().map(|script| (script.name(), script.code().to_owned())))
-}
+mod world;

@@ -19,6 +19,7 @@ use onejob::store::{CancelMode, Follow, Word};
 use crate::calls::{arguments, echo, words};
 use crate::host::{Host, Ran, Stored};
 use crate::model::Model;
+use crate::mutants;
 use crate::support::{Call, DEADLINE_MS, First, LEASE_MS, Submission, TICK_MS};
 use crate::view;
 
@@ -72,8 +73,8 @@ impl Scene {
     /// Every sequence of `length` steps.
     ///
     /// # Errors
-    /// The first disagreement, with the steps that led to it.
-    pub fn explore(self, host: &Host, length: usize) -> Result<Tried, String> {
+    /// The first disagreement, with the steps that led to it, and how much was tried before.
+    pub fn explore(self, host: &Host, length: usize) -> Result<Tried, (Tried, String)> {
         let mut tried = Tried::default();
         let mut known: HashMap<u64, usize> = HashMap::new();
         let mut places = vec![Place { model: Model::new(), stored: Stored::default() }];
@@ -89,7 +90,7 @@ impl Scene {
                 for step in self.steps(&places[from].model) {
                     let mut place = places[from].clone();
                     if let Err(what) = place.step(host, &step, &mut tried) {
-                        return Err(format!("{what}\n{}", way_to(&ways, from, &step)));
+                        return Err((tried, format!("{what}\n{}", way_to(&ways, from, &step))));
                     }
                     let next = places.len();
                     let to = *known.entry(place.key()).or_insert(next);
@@ -340,7 +341,7 @@ fn sequences(edges: &[Vec<u32>], length: usize) -> u128 {
 }
 
 /// How long the sequences of the short form are.
-const SHORT: usize = 4;
+pub const SHORT: usize = 4;
 
 #[test]
 fn every_short_sequence_on_an_exclusive_job_is_answered_as_specified() {
@@ -353,10 +354,10 @@ fn every_short_sequence_on_a_race_is_answered_as_specified() {
 }
 
 fn explore_short(class: Class) {
-    let host = crate::shipped();
+    let host = mutants::host(None);
     for (releases_on_failure, has_deadline) in [(false, true), (true, false)] {
         let scene = Scene { class, releases_on_failure, has_deadline };
-        let tried = scene.explore(&host, SHORT).unwrap_or_else(|what| panic!("{scene:?}: {what}"));
+        let tried = scene.explore(&host, SHORT).unwrap_or_else(|(_, what)| panic!("{scene:?}: {what}"));
         println!("{scene:?}, {SHORT} steps: {tried:?}");
         assert!(tried.sequences > 50_000, "{tried:?}");
     }
