@@ -10,6 +10,7 @@ mod against_redis;
 mod calls;
 #[path = "../../src/store/compose.rs"]
 mod compose;
+mod document;
 mod explore;
 mod host;
 #[path = "../it/model.rs"]

@@ -63,6 +63,12 @@ const RETRY: Follow = Follow::Retry { delay_ms: 0, hold_ms: 0 };
 const HELD: Follow = Follow::Retry { delay_ms: TICK_MS, hold_ms: TICK_MS };
 
 impl Scene {
+    /// The job in a few words.
+    fn name(self) -> String {
+        let releases = if self.releases_on_failure { ", gives its key back" } else { "" };
+        format!("`{}`{releases}{}", self.class.as_str(), if self.has_deadline { ", has a deadline" } else { "" })
+    }
+
     fn submission(self) -> Submission {
         let template = Submission::new("the key");
         let rules = onejob::job::Rules { releases_on_failure: self.releases_on_failure, ..template.rules };
@@ -342,6 +348,22 @@ fn sequences(edges: &[Vec<u32>], length: usize) -> u128 {
 
 /// How long the sequences of the short form are.
 pub const SHORT: usize = 4;
+/// And those of the long one.
+pub const LONG: usize = 5;
+
+/// The jobs that sequences are played with, of one class.
+fn scenes(class: Class) -> [Scene; 2] {
+    [(false, true), (true, false)].map(|(releases_on_failure, has_deadline)| Scene { class, releases_on_failure, has_deadline })
+}
+
+fn explore_short(class: Class) {
+    let host = mutants::host(None);
+    for scene in scenes(class) {
+        let tried = scene.explore(&host, SHORT).unwrap_or_else(|(_, what)| panic!("{scene:?}: {what}"));
+        println!("{scene:?}, {SHORT} steps: {tried:?}");
+        assert!(tried.sequences > 50_000, "{tried:?}");
+    }
+}
 
 #[test]
 fn every_short_sequence_on_an_exclusive_job_is_answered_as_specified() {
@@ -353,12 +375,15 @@ fn every_short_sequence_on_a_race_is_answered_as_specified() {
     explore_short(Class::Race);
 }
 
-fn explore_short(class: Class) {
+#[test]
+#[ignore = "minutes: make verify"]
+fn the_long_form() {
     let host = mutants::host(None);
-    for (releases_on_failure, has_deadline) in [(false, true), (true, false)] {
-        let scene = Scene { class, releases_on_failure, has_deadline };
-        let tried = scene.explore(&host, SHORT).unwrap_or_else(|(_, what)| panic!("{scene:?}: {what}"));
-        println!("{scene:?}, {SHORT} steps: {tried:?}");
-        assert!(tried.sequences > 50_000, "{tried:?}");
+    println!("\n| job | steps | states | calls compared | sequences | runs of a script | of them with a command that fails |");
+    println!("|---|---:|---:|---:|---:|---:|---:|");
+    for scene in [Class::Exclusive, Class::Race].into_iter().flat_map(scenes) {
+        let Tried { states, calls, sequences, failed, runs } =
+            scene.explore(&host, LONG).unwrap_or_else(|(_, what)| panic!("{scene:?}: {what}"));
+        println!("| {} | {LONG} | {states} | {calls} | {sequences} | {runs} | {failed} |", scene.name());
     }
 }
