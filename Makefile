@@ -1,6 +1,6 @@
 # onejob: every command of the house. `make` alone shows this list. Needs Rust (rust-version in Cargo.toml) and, for packages, apt-get.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-bench run test lint fmt unit series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify
+.PHONY: help setup setup-run setup-bench run test lint fmt unit series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify verify
 CARGO_DENY_VERSION := 0.20.2
 # Tests kill gateways at these points. What is run, and what is released, is built without.
 POINTS := --features failpoints
@@ -39,6 +39,9 @@ lint:  ## formatting, clippy and luacheck, without changing anything
 unit:  ## the whole test suite, with nextest where it is installed
 	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run $(POINTS); \
 		else set -x; cargo test --lib --bins --tests $(POINTS); fi
+
+verify:  ## half an hour on a busy machine: worlds, sequences of calls and planted bugs explored at length; the tables of docs/VERIFICATION.md
+	cargo test --quiet $(POINTS) --test verify -- --ignored --nocapture --test-threads 1
 
 series:  ## whether the number of metric series stays the same over 100,000 keys; ten minutes on a busy machine
 	cargo test $(POINTS) --test it dashboards::live::the_number_of_series_is_the_same -- --ignored --nocapture
