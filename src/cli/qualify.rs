@@ -10,11 +10,11 @@ use onejob::qualify::prompt::{Prompt, why};
 use onejob::qualify::runner::{Examined, Report, Run, Settings, Spent, Verdict};
 use onejob::qualify::suite::{Case, Level, Suite};
 use onejob::qualify::{Bindings, Certificate, Contract};
-use onejob::store::EVIDENCE_BYTES_MAX;
+use onejob::store::{EVIDENCE_BYTES_MAX, Issued, Store};
 use onejob::validate::gathered;
 use serde_json::{Value, json};
 
-use super::certificates::{at, bound, no_provider, no_route, store, table};
+use super::certificates::{at, bound, insisted, no_provider, no_route, store, table};
 use super::gateway::Through;
 use super::progress::Progress;
 use super::resume::Resume;
@@ -22,8 +22,9 @@ use super::show::harmless;
 use super::{Context, Exit, Failure, OrExit as _, assemble};
 
 const CODES: &str = "\
-Exit codes: 0 the suite passed, and unless --dry-run a certificate was issued, 1 the provider was refused, 6 inconclusive (the \
-provider did not answer well enough to tell), 2 the configuration or the suite is wrong.";
+Exit codes: 0 the suite passed, and unless --dry-run a certificate was issued, 1 the provider was refused, or a certificate of it was \
+suspended or revoked meanwhile, 6 inconclusive (the provider did not answer well enough to tell), 2 the configuration or the suite is \
+wrong.";
 
 #[derive(clap::Args)]
 #[command(after_help = CODES)]
@@ -147,6 +148,8 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         cost_max: arguments.cost_max,
     };
     let store = if arguments.dry_run { None } else { Some(store(&config).await?) };
+    // Whoever takes a certificate back from now on has not heard of what is proved here.
+    let since_ms = store.as_ref().map_or(0, Store::now_ms);
     let bindings = subject.wanted.hash(subject.route, subject.name);
     let resume = arguments.resume.as_deref().map(|file| Resume::open(file, &bindings)).transpose()?;
     let done = resume.as_ref().map(|resume| resume.done.clone()).unwrap_or_default();
@@ -177,23 +180,28 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         let whole = serde_json::to_vec(&report).or_exit(Exit::Internal)?;
         std::fs::write(file, whole).map_err(|error| Failure::new(Exit::Usage, format!("{}: {error}", file.display())))?;
     }
-    let mut certificate = None;
+    let (mut certificate, mut taken_back) = (None, false);
     if let Some(store) = &store {
         if report.verdict == Verdict::Passed {
             let (issued, evidence) = subject.certificate(&report, &arguments.actor, store.now_ms())?;
-            store.issue_certificate(&issued, &evidence, None).await.or_exit(Exit::Unavailable)?;
-            certificate = Some(issued);
+            let issue = || store.issue_certificate(&issued, &evidence, None, since_ms);
+            match insisted(issue).await.or_exit(Exit::Unavailable)? {
+                Issued::Kept => certificate = Some(issued),
+                Issued::Refused => taken_back = true,
+            }
         }
         store.close().await;
     }
     let document = json!({ "report": report, "certificate": certificate });
     let end = match &certificate {
         Some(one) => format!("certificate {} until {}", one.id, at(one.expires_ms)),
+        None if taken_back => "a revoke or suspension came meanwhile: no certificate; qualify again".to_owned(),
         None if arguments.dry_run && report.verdict == Verdict::Passed => "no certificate: --dry-run".to_owned(),
         None => "no certificate".to_owned(),
     };
     context.print(&document, || told(&report, &end, suite.cases.as_slice()));
     Ok(match report.verdict {
+        Verdict::Passed if taken_back => Exit::Failed,
         Verdict::Passed => Exit::Done,
         Verdict::Failed => Exit::Failed,
         Verdict::Inconclusive => Exit::Unavailable,
