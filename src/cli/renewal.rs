@@ -232,7 +232,6 @@ impl Renewal<'_> {
     async fn suspend(&self, store: &Store, standing: &Certificate, why: &str) -> Result<(), Failure> {
         let Subject { route, name, .. } = self.subject;
         let reason = format!("renewal refused: {}", why.strip_prefix("refused: ").unwrap_or(why));
-        metrics::certificate_renewal(route, "refused");
         let (certificate, token) = (&standing.id, AttemptToken::random());
         let said = (ACTOR, reason.as_str());
         let say = || store.mark_certificate(token, (route, name), Some(certificate), Standing::Suspended, said);
@@ -243,7 +242,9 @@ impl Renewal<'_> {
             );
             ControlFlow::Continue(())
         };
-        match insist(say, failed).await.or_exit(Exit::Unavailable)? {
+        let stood = insist(say, failed).await.or_exit(Exit::Unavailable)?;
+        metrics::certificate_renewal(route, "refused");
+        match stood {
             Stood::Changed(_) | Stood::Repeated => {
                 metrics::certificate_suspended(route, "renewal");
                 tracing::error!(
