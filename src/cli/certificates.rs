@@ -2,17 +2,25 @@
 //!
 //! They talk to Redis itself, by the configuration: a gateway need not run, and a word counts for every gateway from then on.
 
+use std::fmt;
 use std::io::Read as _;
+use std::ops::ControlFlow;
 use std::path::Path;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use onejob::attempt::AttemptToken;
 use onejob::config::{Config, Qualified, Route};
+use onejob::error::StoreError;
 use onejob::qualify::{Bindings, Denial, Kept, Standing, decide, in_force};
-use onejob::store::{Stood, Store};
+use onejob::store::{Certified, Stood, Store, StoreOptions, insist};
 use serde_json::{Value, json};
 
 use super::{Context, Exit, Failure, OrExit as _, assemble, say, show};
+
+/// For how long a word on certificates is said again where Redis does not answer.
+const INSIST: Duration = Duration::from_secs(30);
+/// The last moment that has a date: the end of the year 9999, in Unix ms.
+const DATES_END_MS: u64 = 253_402_300_799_999;
 
 #[derive(clap::Args)]
 pub(super) struct ListArguments {
@@ -22,6 +30,9 @@ pub(super) struct ListArguments {
     /// Also what happened to each, and who said so.
     #[arg(long)]
     events: bool,
+    /// Instead, the report that this certificate stands on: JSON, as it was kept.
+    #[arg(long, value_name = "ID", value_parser = certificate_id, conflicts_with_all = ["route", "events"])]
+    evidence: Option<String>,
 }
 
 #[derive(clap::Args)]
@@ -33,13 +44,13 @@ pub(super) struct MarkArguments {
     #[arg(long)]
     provider: String,
     /// One certificate alone, by its name; without: every one that is kept. reinstate requires it.
-    #[arg(long)]
+    #[arg(long, value_parser = certificate_id)]
     id: Option<String>,
     /// Why.
-    #[arg(long)]
+    #[arg(long, value_parser = words)]
     reason: String,
     /// Who says so.
-    #[arg(long, env = "USER", default_value = "operator")]
+    #[arg(long, env = "USER", default_value = "operator", value_parser = words)]
     actor: String,
 }
 
@@ -59,14 +70,47 @@ pub(super) struct CanFailoverArguments {
     input: Option<std::path::PathBuf>,
 }
 
+/// A certificate's name. Nothing that is left empty by mistake names every one.
+fn certificate_id(text: &str) -> Result<String, String> {
+    if text.len() != 32 || !text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+        return Err("a certificate's name is 32 hexadecimal digits, as onejob certificates lists them".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// What stands in the events of certificates.
+fn words(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() {
+        return Err("it is empty, and stays with the certificate: say who or why".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
 /// The store that a configuration names.
 pub(super) async fn store(config: &Config) -> Result<Store, Failure> {
+    let (store, _) = Store::connect(store_options(config)?).await.or_exit(Exit::Unavailable)?;
+    Ok(store)
+}
+
+fn store_options(config: &Config) -> Result<StoreOptions, Failure> {
     let Some(url) = &config.redis.url else {
         let what = "redis.url is not set: the gateway's own Redis is reached by nobody else; name one that both can reach";
         return Err(Failure::new(Exit::Usage, what));
     };
-    let (store, _) = Store::connect(assemble::store_options(config, url.reveal())).await.or_exit(Exit::Unavailable)?;
-    Ok(store)
+    Ok(assemble::store_options(config, url.reveal()))
+}
+
+/// Makes the same call again for a while, and says so, until it is answered. What must have one token has it in the call.
+pub(super) async fn insisted<T, F: Future<Output = Result<T, StoreError>>>(call: impl FnMut() -> F) -> Result<T, StoreError> {
+    let began = Instant::now();
+    let failed = |error: &StoreError, pause: Duration| {
+        if !error.is_retryable() || began.elapsed() + pause > INSIST {
+            return ControlFlow::Break(());
+        }
+        say(format_args!("onejob: {error}: the same call again in {}", humantime::format_duration(pause)));
+        ControlFlow::Continue(())
+    };
+    insist(call, failed).await
 }
 
 /// That there is no such route, and which there are.
@@ -97,17 +141,41 @@ fn say_unknown(config: &Config, name: &str, provider: Option<&str>) {
 
 pub(super) async fn list(arguments: ListArguments, context: &Context) -> Result<Exit, Failure> {
     let config = context.load().or_exit(Exit::Usage)?;
+    if let Some(id) = &arguments.evidence {
+        return evidence(&config, id, context).await;
+    }
     if let Some(name) = &arguments.route {
         say_unknown(&config, name, None);
     }
     let store = store(&config).await?;
-    let (mut rows, mut documents) = (Vec::new(), Vec::new());
-    for (route, provider) in store.certified_pairs().await.or_exit(Exit::Unavailable)? {
+    let (mut rows, mut documents, mut exit) = (Vec::new(), Vec::new(), Exit::Done);
+    // What cannot be read is told, and keeps nobody from seeing the rest. The gate lets nobody go there by it.
+    let mut cannot_be_read = |what: fmt::Arguments<'_>| {
+        say(format_args!("onejob: cannot be read: {what}"));
+        exit = Exit::Unavailable;
+    };
+    let Certified { pairs, unreadable } = store.certified_pairs().await.or_exit(Exit::Unavailable)?;
+    for member in unreadable {
+        cannot_be_read(format_args!("\"{member}\" in the list of routes and providers"));
+    }
+    for (route, provider) in pairs {
         if arguments.route.as_ref().is_some_and(|only| *only != route) {
             continue;
         }
-        let kept = store.certificates(&route, &provider).await.or_exit(Exit::Unavailable)?;
-        let events = store.certificate_events(&route, &provider).await.or_exit(Exit::Unavailable)?;
+        let kept = match store.certificates(&route, &provider).await {
+            Err(error) if !error.is_retryable() => {
+                cannot_be_read(format_args!("the certificates of {route:?}, {provider:?}: {error}"));
+                continue;
+            }
+            kept => kept.or_exit(Exit::Unavailable)?,
+        };
+        let events = match store.certificate_events(&route, &provider).await {
+            Err(error) if !error.is_retryable() => {
+                cannot_be_read(format_args!("the events of {route:?}, {provider:?}: {error}"));
+                Vec::new()
+            }
+            events => events.or_exit(Exit::Unavailable)?,
+        };
         for one in &kept {
             let decides = in_force(&kept).any(|deciding| deciding.certificate.id == one.certificate.id);
             rows.push(row(one, decides, store.now_ms()));
@@ -130,6 +198,19 @@ pub(super) async fn list(arguments: ListArguments, context: &Context) -> Result<
         false => table(&["route", "provider", "standing", "until", "runs", "answered by", "id"], rows),
     });
     store.close().await;
+    Ok(exit)
+}
+
+/// Prints what a certificate stands on.
+async fn evidence(config: &Config, id: &str, context: &Context) -> Result<Exit, Failure> {
+    let store = store(config).await?;
+    let found = store.evidence(id).await.or_exit(Exit::Unavailable)?;
+    store.close().await;
+    let Some(bytes) = found else {
+        return Err(Failure::new(Exit::NotFound, format!("no report of a certificate {id} is kept")));
+    };
+    let report: Value = serde_json::from_slice(&bytes).or_exit(Exit::Unavailable)?;
+    context.print(&report, || serde_json::to_string_pretty(&report).unwrap_or_default());
     Ok(Exit::Done)
 }
 
@@ -162,6 +243,9 @@ pub(super) fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
 }
 
 pub(super) fn at(ms: u64) -> String {
+    if ms > DATES_END_MS {
+        return format!("{ms} ms after 1970");
+    }
     humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(ms)).to_string()
 }
 
@@ -177,11 +261,10 @@ pub(super) async fn mark(arguments: MarkArguments, standing: Standing, context: 
     }
     let config = context.load().or_exit(Exit::Usage)?;
     say_unknown(&config, &route, Some(&provider));
-    let store = store(&config).await?;
-    let stood = store
-        .mark_certificate(AttemptToken::random(), (&route, &provider), id.as_deref(), standing, (&actor, &reason))
-        .await
-        .or_exit(Exit::Unavailable)?;
+    let (options, token) = (store_options(&config)?, AttemptToken::random());
+    let (store, _) = insisted(|| Store::connect(options.clone())).await.or_exit(Exit::Unavailable)?;
+    let mark = || store.mark_certificate(token, (&route, &provider), id.as_deref(), standing, (&actor, &reason));
+    let stood = insisted(mark).await.or_exit(Exit::Unavailable)?;
     store.close().await;
     let (word, count, exit) = match stood {
         Stood::Changed(count) => ("changed", count, Exit::Done),

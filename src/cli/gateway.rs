@@ -149,7 +149,8 @@ impl Through {
     pub(super) async fn start(config: &Config, route: &str, provider: &str) -> Result<Self, Failure> {
         let Some(url) = &config.redis.url else { return Err(Failure::new(Exit::Usage, "redis.url is not set")) };
         let mut options = assemble::store_options(config, url.reveal());
-        options.prefix = format!("{}-qualify", options.prefix);
+        // Inside the configured one, so that whoever may use that may use this. The prefixes of a configuration have no colon.
+        options.prefix.push_str(":qualify");
         let (store, _) = Store::connect(options).await.or_exit(Exit::Unavailable)?;
         let Some(of_route) = assemble::routes(config).into_iter().find(|one| one.name == route) else {
             return Err(Failure::new(Exit::Usage, format!("there is no route {route:?}")));

@@ -10,11 +10,11 @@ use onejob::qualify::prompt::{Prompt, why};
 use onejob::qualify::runner::{Examined, Report, Run, Settings, Spent, Verdict};
 use onejob::qualify::suite::{Case, Level, Suite};
 use onejob::qualify::{Bindings, Certificate, Contract};
-use onejob::store::{EVIDENCE_BYTES_MAX, Store};
+use onejob::store::{EVIDENCE_BYTES_MAX, Issued, Store};
 use onejob::validate::gathered;
 use serde_json::{Value, json};
 
-use super::certificates::{at, bound, no_provider, no_route, store, table};
+use super::certificates::{at, bound, insisted, no_provider, no_route, store, table};
 use super::gateway::Through;
 use super::progress::Progress;
 use super::resume::{Resume, proof_since};
@@ -22,8 +22,9 @@ use super::show::harmless;
 use super::{Context, Exit, Failure, OrExit as _, assemble};
 
 const CODES: &str = "\
-Exit codes: 0 the suite passed, and unless --dry-run a certificate was issued, 1 the provider was refused, 6 inconclusive (the \
-provider did not answer well enough to tell), 2 the configuration or the suite is wrong, or an option is.";
+Exit codes: 0 the suite passed, and unless --dry-run a certificate was issued, 1 the provider was refused, or a certificate of it was \
+suspended or revoked meanwhile, 6 inconclusive (the provider did not answer well enough to tell), 2 the configuration or the suite is \
+wrong, or an option is.";
 
 #[derive(clap::Args)]
 #[command(after_help = CODES)]
@@ -149,6 +150,8 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     // Runs in a file have their times by Redis' clock, whatever is issued.
     let wants_store = !arguments.dry_run || arguments.resume.is_some();
     let store = if wants_store { Some(store(&config).await?) } else { None };
+    // Whoever takes a certificate back from now on has not heard of what is proved here.
+    let since_ms = store.as_ref().map_or(0, Store::now_ms);
     let resume = match (&arguments.resume, &store) {
         (Some(file), Some(store)) => Some(resumed(file, &subject, store).await?),
         _ => None,
@@ -181,7 +184,7 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         let whole = serde_json::to_vec(&report).or_exit(Exit::Internal)?;
         std::fs::write(file, whole).map_err(|error| Failure::new(Exit::Usage, format!("{}: {error}", file.display())))?;
     }
-    let mut certificate = None;
+    let (mut certificate, mut taken_back) = (None, false);
     if let Some(store) = &store {
         if report.verdict == Verdict::Passed && !arguments.dry_run {
             // Of the same runs always the same certificate: its name comes of the time.
@@ -195,22 +198,29 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
             if let Some(resume) = &resume {
                 resume.issuing(issued_ms).or_exit(Exit::Usage)?;
             }
-            store.issue_certificate(&issued, &evidence, None).await.or_exit(Exit::Unavailable)?;
-            if let Some(resume) = &resume {
-                resume.used(&issued.id);
+            let issue = || store.issue_certificate(&issued, &evidence, None, since_ms);
+            match insisted(issue).await.or_exit(Exit::Unavailable)? {
+                Issued::Kept => {
+                    if let Some(resume) = &resume {
+                        resume.used(&issued.id);
+                    }
+                    certificate = Some(issued);
+                }
+                Issued::Refused => taken_back = true,
             }
-            certificate = Some(issued);
         }
         store.close().await;
     }
     let document = json!({ "report": report, "certificate": certificate });
     let end = match &certificate {
         Some(one) => format!("certificate {} until {}", one.id, at(one.expires_ms)),
+        None if taken_back => "a revoke or suspension came meanwhile: no certificate; qualify again".to_owned(),
         None if arguments.dry_run && report.verdict == Verdict::Passed => "no certificate: --dry-run".to_owned(),
         None => "no certificate".to_owned(),
     };
     context.print(&document, || told(&report, &end, suite.cases.as_slice()));
     Ok(match report.verdict {
+        Verdict::Passed if taken_back => Exit::Failed,
         Verdict::Passed => Exit::Done,
         Verdict::Failed => Exit::Failed,
         Verdict::Inconclusive => Exit::Unavailable,

@@ -12,6 +12,8 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 
+mod certificates;
+
 use crate::cli::{Process, onejob};
 use crate::support::{Redis, simulated, until};
 

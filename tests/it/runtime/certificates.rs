@@ -65,7 +65,7 @@ impl Shop {
             inconclusive: 0,
             evidence: String::new(),
         };
-        assert_eq!(store.issue_certificate(&certificate, b"{}", None).await.unwrap(), Issued::Kept);
+        assert_eq!(store.issue_certificate(&certificate, b"{}", None, 0).await.unwrap(), Issued::Kept);
         id
     }
 
@@ -193,6 +193,23 @@ async fn an_answer_of_another_model_suspends_the_certificate_and_the_next_failov
     assert_eq!(shop.laser.ledger().received, 1);
 }
 
+/// It was tried once, and the certificate stayed live though another model is known to answer.
+#[tokio::test]
+async fn a_suspension_that_cannot_be_stored_is_made_once_it_can() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("refuse").unwrap();
+    let id = shop.certify(r#"{"model":"m"}"#, "a model that is not there any more").await;
+    let runtime = shop.gateway_with(gated).await;
+    // Certificates can be read, and nobody may change them.
+    let only_read = ["ACL", "SETUSER", "default", "resetkeys", "~oj:[^c]*", "~oj:canary", "%R~oj:certificate:*"];
+    shop.redis.command::<()>(&only_read).await;
+    assert_eq!(run(&runtime, "first", r#"{"model":"m"}"#).await.state, JobState::Succeeded);
+    until("it is refused", async || !shop.redis.command::<Vec<redis::Value>>(&["ACL", "LOG"]).await.is_empty()).await;
+    assert_eq!(shop.standing(&id).await.0, Standing::Live);
+    shop.redis.command::<()>(&["ACL", "SETUSER", "default", "allkeys"]).await;
+    until("it is suspended", async || shop.standing(&id).await.0 == Standing::Suspended).await;
+}
+
 #[tokio::test]
 async fn too_many_invalid_answers_suspend_the_certificate() {
     let shop = Shop::open().await;
@@ -228,7 +245,7 @@ async fn certificates_are_kept_marked_and_told() {
     let expected: Vec<&str> = ids.iter().skip(1).rev().map(String::as_str).collect();
     assert_eq!(kept, expected, "the newest eight, the newest first");
     assert_eq!(store.evidence(&ids[8]).await.unwrap().as_deref(), Some(b"{}".as_slice()));
-    assert_eq!(store.certified_pairs().await.unwrap(), [("print".to_owned(), "laser".to_owned())]);
+    assert_eq!(store.certified_pairs().await.unwrap().pairs, [("print".to_owned(), "laser".to_owned())]);
     let say = async |id: Option<&str>, standing| {
         store.mark_certificate(AttemptToken::random(), ("print", "laser"), id, standing, ("ada", "why")).await.unwrap()
     };
