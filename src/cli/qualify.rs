@@ -157,7 +157,7 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         return Err(Failure::new(Exit::Usage, what));
     }
     // What cannot be written in the end is told now.
-    let mut report_file = arguments.report.as_deref().map(|file| open_report(file)).transpose()?;
+    let mut report_file = arguments.report.as_deref().map(open_report).transpose()?;
     let suite = subject.suite;
     let settings = Settings {
         concurrency: usize::from(arguments.concurrency),

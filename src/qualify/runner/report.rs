@@ -282,8 +282,8 @@ mod tests {
             let report = Report::of("r", "p", &suite(), runs);
             (report.verdict, report.build, report.says[0].clone())
         };
-        let (passed, none) = (Verdict::Passed, String::new());
-        assert_eq!(says([""; 4], None), (passed, none.clone(), "passed: 4 of 4 runs".to_owned()));
+        let passed = Verdict::Passed;
+        assert_eq!(says([""; 4], None), (passed, String::new(), "passed: 4 of 4 runs".to_owned()));
         assert_eq!(says(["x"; 4], Some(("m", "x"))), (passed, "x".to_owned(), "passed: 4 of 4 runs".to_owned()));
         let open = |what: &str| (Verdict::Inconclusive, format!("inconclusive: {what}"));
         let said = |(verdict, _, says): (Verdict, String, String)| (verdict, says);
