@@ -1,25 +1,26 @@
 //! `onejob qualify`: runs a route's suite against a provider, reports, and issues a certificate where it passes.
 
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use onejob::config::{Config, Effects};
+use onejob::config::{Config, Effects, Secret};
 use onejob::fingerprint::{hex, sha256};
-use onejob::provider::{Outcome, Provider as _};
-use onejob::qualify::prompt::{Prompt, why};
-use onejob::qualify::runner::{Examined, Report, Run, Settings, Spent, Verdict};
+use onejob::provider::Provider as _;
+use onejob::qualify::prompt::Prompt;
+use onejob::qualify::runner::{Examined, Hidden, Ids, Report, Run, Settings, Spent, Verdict};
 use onejob::qualify::suite::{Case, Level, Suite};
 use onejob::qualify::{Bindings, Certificate, Contract};
 use onejob::store::{EVIDENCE_BYTES_MAX, Issued, Store};
-use onejob::validate::gathered;
 use serde_json::{Value, json};
 
 use super::certificates::{at, bound, insisted, no_provider, no_route, store, table};
 use super::gateway::Through;
 use super::progress::Progress;
 use super::resume::{Resume, proof_since};
-use super::show::harmless;
-use super::{Context, Exit, Failure, OrExit as _, assemble};
+use super::show::escaped;
+use super::{Context, Exit, Failure, OrExit as _, assemble, say};
 
 const CODES: &str = "\
 Exit codes: 0 the suite passed, and unless --dry-run a certificate was issued, 1 the provider was refused, or a certificate of it was \
@@ -100,7 +101,18 @@ impl<'a> Subject<'a> {
         let prompt = prompt.map_err(|what| Failure::new(Exit::Usage, what))?;
         let route = config.validator(self.route).map(AsRef::as_ref);
         let settings = Settings { total: entry.timeouts.total, ..settings };
-        Ok(Examined { route, name, provider, prompt, suite: self.suite, settings, spent: Spent::after(cost) })
+        let hidden = Hidden::new(config.bearer(name).map(Secret::reveal));
+        Ok(Examined {
+            route,
+            name,
+            provider,
+            prompt,
+            suite: self.suite,
+            settings,
+            spent: Spent::after(cost),
+            hidden,
+            ids: Ids::default(),
+        })
     }
 
     /// JSON pointers to what its requests may differ in.
@@ -140,6 +152,8 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         );
         return Err(Failure::new(Exit::Usage, what));
     }
+    // What cannot be written in the end is told now.
+    let mut report_file = arguments.report.as_deref().map(open_report).transpose()?;
     let suite = subject.suite;
     let settings = Settings {
         concurrency: usize::from(arguments.concurrency),
@@ -172,7 +186,11 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     // What would be refused anyway is not asked for more.
     if cases_pass && suite.levels.contains(&Level::Gateway) {
         progress.begins("through a gateway");
-        all.extend(through_gateway(&config, subject.contract, &examined).await?);
+        match through_gateway(&config, subject.contract, &examined).await {
+            Ok(runs) => all.extend(runs),
+            // What was proved until here is told all the same.
+            Err(failure) => all.push(examined.no_way(failure.to_string())),
+        }
     }
     if cases_pass && suite.levels.contains(&Level::Capabilities) {
         progress.begins("capabilities");
@@ -180,33 +198,17 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     }
     drop(progress);
     let report = Report { parameters: examined.parameters(subject.vary()), ..subject.report(all) };
-    if let Some(file) = &arguments.report {
+    let mut unwritten = None;
+    if let (Some(path), Some(file)) = (&arguments.report, &mut report_file) {
         let whole = serde_json::to_vec(&report).or_exit(Exit::Internal)?;
-        std::fs::write(file, whole).map_err(|error| Failure::new(Exit::Usage, format!("{}: {error}", file.display())))?;
+        unwritten = write_report(file, &whole).err().map(|error| format!("{}: {error}", path.display()));
     }
-    let (mut certificate, mut taken_back) = (None, false);
+    let (mut certificate, mut not_issued) = (None, None);
     if let Some(store) = &store {
         if report.verdict == Verdict::Passed && !arguments.dry_run {
-            // Of the same runs always the same certificate: its name comes of the time.
-            let begun_ms = resume.as_ref().and_then(|resume| resume.issued_ms);
-            let mut issued_ms = begun_ms.unwrap_or_else(|| store.now_ms());
-            let (mut issued, mut evidence) = subject.certificate(&report, &arguments.actor, issued_ms)?;
-            if begun_ms.is_some() && issued.expires_ms <= store.now_ms() {
-                issued_ms = store.now_ms();
-                (issued, evidence) = subject.certificate(&report, &arguments.actor, issued_ms)?;
-            }
-            if let Some(resume) = &resume {
-                resume.issuing(issued_ms).or_exit(Exit::Usage)?;
-            }
-            let issue = || store.issue_certificate(&issued, &evidence, None, since_ms);
-            match insisted(issue).await.or_exit(Exit::Unavailable)? {
-                Issued::Kept => {
-                    if let Some(resume) = &resume {
-                        resume.used(&issued.id);
-                    }
-                    certificate = Some(issued);
-                }
-                Issued::Refused => taken_back = true,
+            match certify(&subject, &report, &arguments.actor, store, resume.as_ref(), since_ms).await {
+                Ok(issued) => certificate = Some(issued),
+                Err(what) => not_issued = Some(what),
             }
         }
         store.close().await;
@@ -214,17 +216,96 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let document = json!({ "report": report, "certificate": certificate });
     let end = match &certificate {
         Some(one) => format!("certificate {} until {}", one.id, at(one.expires_ms)),
-        None if taken_back => "a revoke or suspension came meanwhile: no certificate; qualify again".to_owned(),
+        None if matches!(not_issued, Some(NotIssued::TakenBack)) => {
+            "a revoke or suspension came meanwhile: no certificate; qualify again".to_owned()
+        }
+        None if not_issued.is_some() => {
+            let how = match &arguments.resume {
+                Some(file) => format!("--resume {} again: no run that is there is made anew", file.display()),
+                None => "make them again; with --resume FILE they are kept".to_owned(),
+            };
+            let what = match &not_issued {
+                Some(NotIssued::Otherwise(what)) => what.as_str(),
+                Some(NotIssued::TakenBack) | None => "",
+            };
+            let end = escaped(&format!("no certificate, though the runs passed: {what}; {how}"));
+            say(format_args!("onejob: {end}"));
+            end
+        }
         None if arguments.dry_run && report.verdict == Verdict::Passed => "no certificate: --dry-run".to_owned(),
         None => "no certificate".to_owned(),
     };
     context.print(&document, || told(&report, &end, suite.cases.as_slice()));
+    if let Some(what) = unwritten {
+        say(format_args!("onejob: {what}"));
+        return Ok(Exit::Usage);
+    }
     Ok(match report.verdict {
-        Verdict::Passed if taken_back => Exit::Failed,
+        Verdict::Passed if matches!(not_issued, Some(NotIssued::TakenBack)) => Exit::Failed,
+        Verdict::Passed if not_issued.is_some() => Exit::Unavailable,
         Verdict::Passed => Exit::Done,
         Verdict::Failed => Exit::Failed,
         Verdict::Inconclusive => Exit::Unavailable,
     })
+}
+
+/// Opens the file of a report for writing; what is in it stays until there is another.
+fn open_report(path: &Path) -> Result<File, Failure> {
+    let opened = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+    opened.map_err(|error| Failure::new(Exit::Usage, format!("{}: {error}", path.display())))
+}
+
+fn write_report(file: &mut File, whole: &[u8]) -> std::io::Result<()> {
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    file.write_all(whole)
+}
+
+/// Why there is no certificate, though the runs passed.
+enum NotIssued {
+    /// Somebody suspended or revoked a certificate of the pair since they began.
+    TakenBack,
+    /// In words: Redis stays away, or a file cannot be written.
+    Otherwise(String),
+}
+
+/// Issues a certificate for a report that passed. Asked again for a while where Redis does not answer: the same one, which is there
+/// once however often it is sent.
+///
+/// # Errors
+/// Why there is none.
+async fn certify(
+    subject: &Subject<'_>,
+    report: &Report,
+    actor: &str,
+    store: &Store,
+    resume: Option<&Resume>,
+    since_ms: u64,
+) -> Result<Certificate, NotIssued> {
+    // Of the same runs always the same certificate: its name comes of the time.
+    let begun_ms = resume.and_then(|resume| resume.issued_ms);
+    let mut issued_ms = begun_ms.unwrap_or_else(|| store.now_ms());
+    let certificate =
+        |issued_ms| subject.certificate(report, actor, issued_ms).map_err(|failure| NotIssued::Otherwise(failure.to_string()));
+    let (mut issued, mut evidence) = certificate(issued_ms)?;
+    if begun_ms.is_some() && issued.expires_ms <= store.now_ms() {
+        issued_ms = store.now_ms();
+        (issued, evidence) = certificate(issued_ms)?;
+    }
+    if let Some(resume) = resume {
+        resume.issuing(issued_ms).map_err(|error| NotIssued::Otherwise(format!("its file cannot be written: {error}")))?;
+    }
+    let issue = || store.issue_certificate(&issued, &evidence, None, since_ms);
+    match insisted(issue).await {
+        Ok(Issued::Kept) => {}
+        Ok(Issued::Refused) => return Err(NotIssued::TakenBack),
+        Err(error) => return Err(NotIssued::Otherwise(error.to_string())),
+    }
+    if let Some(resume) = resume {
+        resume.used(&issued.id);
+    }
+    Ok(issued)
 }
 
 /// The file of finished runs; of those there, what is still proof.
@@ -260,7 +341,7 @@ fn issue(config: &Config, report: &Report, bindings: Bindings, evidence: &[u8], 
 /// it.
 ///
 /// Each under a key that nobody has used, so that no gateway, nor this one, tells what it kept; an answer that says of itself that it
-/// was given before is no evidence here either.
+/// was given before is no evidence here either, and another model or build than answered elsewhere is another one here too.
 async fn through_gateway(config: &Config, contract: &Contract, examined: &Examined<'_>) -> Result<Vec<Run>, Failure> {
     let streams = contract.vary.iter().any(|pointer| pointer == "/stream");
     let through = Through::start(config, &contract.route, &contract.provider).await?;
@@ -282,25 +363,10 @@ async fn through_gateway(config: &Config, contract: &Contract, examined: &Examin
                 if request.target.is_empty() { config.provider[&contract.provider].path.clone() } else { request.target.clone() };
             let request = onejob::provider::Request { target, ..request };
             let rendered = through.provider.render(&request).or_exit(Exit::Internal)?;
-            let mut run = examined.judged(case, 1, variant, (&body, b""));
-            if let Some(over) = examined.over() {
-                (run.verdict, run.cut, run.findings) = (Verdict::Inconclusive, true, vec![over.to_owned()]);
-                runs.push(run);
-                continue;
-            }
-            match through.provider.submit(examined.call(rendered)).await {
-                Outcome::Succeeded { response, .. } if examined.is_cached(&response).is_some() => {
-                    (run.verdict, run.findings) = (Verdict::Inconclusive, examined.is_cached(&response).into_iter().collect());
-                }
-                Outcome::Succeeded { response, .. } => {
-                    let answer = gathered(&response.body);
-                    let answer = answer.as_deref().unwrap_or(&response.body);
-                    run = examined.judged(case, 1, variant, (&body, answer));
-                    run.cost = examined.spend(&response);
-                }
-                other => (run.verdict, run.findings) = (Verdict::Inconclusive, vec![why(&other)]),
-            }
-            runs.push(run);
+            runs.push(match examined.over() {
+                Some(over) => examined.not_judged(case, variant, over),
+                None => examined.judged(case, variant, &body, through.provider.submit(examined.call(rendered)).await),
+            });
         }
     }
     through.stop().await;
@@ -327,9 +393,10 @@ fn told(report: &Report, end: &str, cases: &[Case]) -> String {
         let name = if variant.is_empty() { case.to_owned() } else { format!("{case}: {variant}") };
         rows.push([vec![name], count(&runs)].concat());
     }
-    let mut out = format!("{}, {}: {}\n", report.route, report.provider, report.says.join("\n  "));
+    let says: Vec<String> = report.says.iter().map(|says| escaped(says)).collect();
+    let mut out = format!("{}, {}: {}\n", report.route, report.provider, says.join("\n  "));
     if !report.parameters.is_empty() {
-        out.push_str(&format!("  each sent with {}\n", harmless(&Value::Object(report.parameters.clone()).to_string())));
+        out.push_str(&format!("  each sent with {}\n", escaped(&Value::Object(report.parameters.clone()).to_string())));
     }
     out.push_str(&table(&["case", "passed", "failed", "inconclusive"], rows));
     let bad = report.all.iter().filter(|run| run.verdict != Verdict::Passed);
@@ -342,10 +409,10 @@ fn told(report: &Report, end: &str, cases: &[Case]) -> String {
         let variant = if run.variant.is_empty() { String::new() } else { format!(" ({})", run.variant) };
         out.push_str(&format!("\n{}{variant}, at level {}:\n", run.case, run.level.as_str()));
         for finding in &run.findings {
-            out.push_str(&format!("  {}\n", harmless(finding)));
+            out.push_str(&format!("  {}\n", escaped(finding)));
         }
         if !run.input.is_empty() {
-            out.push_str(&format!("  asked: {}\n", harmless(&run.input)));
+            out.push_str(&format!("  asked: {}\n", escaped(&run.input)));
         }
         if !run.got.is_empty() {
             out.push_str(&format!("  got: {:?}\n", run.got));

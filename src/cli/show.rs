@@ -58,13 +58,32 @@ pub(super) fn line(text: &str) -> String {
     harmless(text).replace('\n', " ")
 }
 
+/// A text from outside, whole, on one line, and nothing of it unseen: what would begin a line, steer the terminal, or stand elsewhere
+/// than it is written is escaped.
+pub(super) fn escaped(text: &str) -> String {
+    let escape = |c: char| if c.is_control() || is_unseen(c) { c.escape_default().collect() } else { String::from(c) };
+    text.chars().map(escape).collect()
+}
+
+/// Whether a character is not seen itself, and changes how others look: their order, their line, their place.
+fn is_unseen(c: char) -> bool {
+    matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+        | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
 /// A text from outside, whole and harmless.
 pub(super) fn harmless(text: &str) -> String {
     shorten(text, usize::MAX)
 }
 
 fn shorten(text: &str, chars_max: usize) -> String {
-    let clean = |c: char| if c.is_control() && c != '\n' { '\u{fffd}' } else { c };
+    let clean = |c: char| {
+        if (c.is_control() && c != '\n') || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}') {
+            '\u{fffd}'
+        } else {
+            c
+        }
+    };
     let mut short: String = text.chars().take(chars_max).map(clean).collect();
     if text.chars().nth(chars_max).is_some() {
         short.push('…');
@@ -321,5 +340,7 @@ mod tests {
     #[test]
     fn a_text_from_outside_cannot_script_the_terminal() {
         assert_eq!(cell("jam\u{1b}[2J\r\nnow"), "jam\u{fffd}[2J\u{fffd} now");
+        assert_eq!(line("a\u{202e}b"), "a\u{fffd}b");
+        assert_eq!(escaped("é \"a\"\ncertificate\u{1b}[2J\u{202e}\u{2028}"), "é \"a\"\\ncertificate\\u{1b}[2J\\u{202e}\\u{2028}");
     }
 }

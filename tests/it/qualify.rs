@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use onejob::provider::simulated::{Entry, Keys, Simulated, SimulatedOptions};
@@ -16,6 +18,8 @@ mod certificates;
 
 use crate::cli::{Process, onejob};
 use crate::support::{Redis, simulated, until};
+
+mod answers;
 
 /// Longer than anything here takes, also on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -435,13 +439,17 @@ async fn a_file_of_another_contract_or_in_another_hand_is_refused_and_left_as_it
     drop(first);
 }
 
-/// A provider that executes each request, and answers every one with the same bytes, as a model at temperature 0 may. `strict`: it
-/// says for each what it is, and takes no member that it does not know.
-async fn always_alike(strict: bool) -> String {
+/// What a provider answers: a status, more headers (a line each), a body; by the number of the request, from 1, and its body.
+type Answers = fn(u64, &str) -> (&'static str, &'static str, String);
+
+/// A provider that executes each request, and answers as it is told to.
+async fn answering(answers: Answers) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
+    let asked_before = Arc::new(AtomicU64::new(0));
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
+            let asked_before = Arc::clone(&asked_before);
             tokio::spawn(async move {
                 let (from, mut to) = stream.into_split();
                 let mut lines = BufReader::new(from);
@@ -456,21 +464,35 @@ async fn always_alike(strict: bool) -> String {
                             length = bytes.trim().parse().unwrap();
                         }
                     }
-                    let (mut asked, number) = (vec![0; length], uuid::Uuid::new_v4());
+                    let mut asked = vec![0; length];
                     lines.read_exact(&mut asked).await.unwrap();
-                    let unknown = String::from_utf8_lossy(&asked).contains("onejob_other");
-                    let (status, body) = match (strict, unknown) {
-                        (false, _) => ("200 OK", r#"{"choices":[{"finish_reason":"stop"}]}"#.to_owned()),
-                        (true, false) => ("200 OK", format!(r#"{{"id":"{number}","choices":[{{"finish_reason":"stop"}}]}}"#)),
-                        (true, true) => ("400 Bad Request", r#"{"error":"unknown member"}"#.to_owned()),
-                    };
-                    let head = format!("HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length");
+                    let number = asked_before.fetch_add(1, Ordering::Relaxed) + 1;
+                    let (status, headers, body) = answers(number, &String::from_utf8_lossy(&asked));
+                    let head = format!("HTTP/1.1 {status}\r\n{headers}Content-Type: application/json\r\nContent-Length");
                     to.write_all(format!("{head}: {}\r\n\r\n{body}", body.len()).as_bytes()).await.unwrap();
                 }
             });
         }
     });
     format!("http://{addr}")
+}
+
+/// An answer that passes, with more members.
+fn good(more: &str) -> String {
+    format!(r#"{{{more}"choices":[{{"finish_reason":"stop"}}]}}"#)
+}
+
+/// A provider that answers every request with the same bytes, as a model at temperature 0 may. `strict`: it says for each what it is,
+/// and takes no member that it does not know.
+async fn always_alike(strict: bool) -> String {
+    if !strict {
+        return answering(|_, _| ("200 OK", "", good(""))).await;
+    }
+    answering(|number, asked| match asked.contains("onejob_other") {
+        true => ("400 Bad Request", "", r#"{"error":"unknown member"}"#.to_owned()),
+        false => ("200 OK", "", good(&format!(r#""id":"{number}","#))),
+    })
+    .await
 }
 
 /// What came of each claim.
