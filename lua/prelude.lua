@@ -446,6 +446,8 @@ end
 
 -- What is kept of each certificate, before its name.
 local CERTIFICATE_FIELDS = { 'certificate:', 'standing:', 'by:', 'reason:' }
+-- The texts of each word on one.
+local CERTIFICATE_EVENT_TEXTS = { 'event', 'id', 'by', 'reason' }
 
 -- The names of the certificates that are kept, the newest first.
 local function certificate_ids(key)
@@ -456,12 +458,21 @@ local function certificate_ids(key)
   return ids
 end
 
+-- The words on certificates so far. They are told, and decide nothing that stands: what cannot be read of them is left out, so that it
+-- keeps nobody from the next word.
 local function certificate_events(key)
   local ok, events = pcall(cjson.decode, redis.call('HGET', key, 'events') or '[]')
-  if not ok or type(events) ~= 'table' then
-    fault('BADRECORD', 'the events of certificates are not JSON')
+  local readable = {}
+  for _, event in ipairs(ok and type(events) == 'table' and events or readable) do
+    local whole = type(event) == 'table' and type(event.at_ms) == 'number' and event.at_ms >= 0 and event.at_ms % 1 == 0
+    for _, field in ipairs(CERTIFICATE_EVENT_TEXTS) do
+      whole = whole and type(event[field]) == 'string'
+    end
+    if whole then
+      readable[#readable + 1] = event
+    end
   end
-  return events
+  return readable
 end
 
 local function certificate_event(events, now, event, id, by, reason)

@@ -30,6 +30,7 @@ mod gateway;
 mod get;
 mod list;
 mod openapi;
+mod progress;
 mod qualify;
 mod renewal;
 mod reopen;

@@ -15,18 +15,22 @@ pub mod statistics;
 pub mod suite;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::fingerprint::{canonical_json, hex, sha256};
+use crate::fingerprint::{canonical_json, hex, sha256, unique_json};
 use crate::provider::Rendered;
 use crate::provider::asking::template::unnamed;
 
 /// Longest endpoint or model name in a certificate, in characters. A longer one is bound by its hash.
 const SHOWN_CHARS_MAX: usize = 200;
+
+/// Headers that change nothing about an answer: who asks, where it is traced, what form is liked.
+pub const HARMLESS: [&str; 8] =
+    ["accept", "baggage", "cache-control", "traceparent", "tracestate", "user-agent", "x-correlation-id", "x-request-id"];
 
 /// A part of what was proved.
 ///
@@ -48,8 +52,8 @@ pub enum Part {
     Schema,
     /// The route's assertions and those of the suite's cases.
     Assertions,
-    /// Everything in the request's body beside the model that does not vary from request to request; and its media type, if that
-    /// is not JSON.
+    /// Everything in the request's body beside the model that does not vary from request to request; its media type, if that is not
+    /// JSON; and the headers that came with it.
     Parameters,
     /// The suite as a whole.
     Suite,
@@ -104,6 +108,9 @@ pub struct Contract {
     pub model: String,
     /// JSON pointers into a request's body to what varies from request to request; `""` for all of it.
     pub vary: Vec<String>,
+    /// Names of headers, in lower case, that are not bound beside [`HARMLESS`]: those of the provider's own entry, which its template
+    /// is bound to, and what the route lets requests differ in.
+    pub free_headers: Vec<String>,
     /// Whether the provider's template makes the body: then the places of what names the attempt are marked in it, not yet filled.
     pub has_template: bool,
 }
@@ -122,22 +129,68 @@ impl Contract {
         let query = if query.is_empty() { String::new() } else { format!("?sha256:{}", hex(&sha256(query.as_bytes())[..16])) };
         parts.insert(Part::Endpoint, shown(&format!("{} {url}{query}", rendered.method)));
         let body = if self.has_template { Cow::Owned(unnamed(&rendered.body)) } else { Cow::Borrowed(&rendered.body[..]) };
-        let value: Option<Value> = serde_json::from_slice(&body).ok();
+        // Where a member is named twice, nobody knows which one the provider reads.
+        let value: Option<Value> = unique_json(&body).ok();
         let model = value.as_ref().and_then(|value| value.pointer(&self.model)?.as_str()).unwrap_or_default();
         parts.insert(Part::Model, shown(model));
-        let types = rendered.headers.iter().filter(|(name, _)| name.eq_ignore_ascii_case("content-type"));
-        let types: Vec<String> = types.map(|(_, value)| essence(value)).filter(|essence| essence != "application/json").collect();
         let mut parameters = self.parameters(&body);
-        if !types.is_empty() {
-            parameters = hex(&sha256(format!("{parameters}\n{}", types.join("\n")).as_bytes()));
+        let headers = self.bound_headers(&rendered.headers);
+        if !headers.is_empty() {
+            parameters = hex(&sha256(format!("{parameters}\n{headers}").as_bytes()));
         }
         parts.insert(Part::Parameters, parameters);
         Bindings(parts)
     }
 
+    /// What headers say beside that the body is JSON; `""` for nothing.
+    fn bound_headers(&self, headers: &[(String, String)]) -> String {
+        let (mut bound, mut types) = (Vec::new(), Vec::new());
+        for (name, value) in headers {
+            let name = name.to_ascii_lowercase();
+            match name.as_str() {
+                "content-type" => types.push(media_type(value)),
+                free if HARMLESS.contains(&free) || self.free_headers.iter().any(|one| one == free) => {}
+                _ => bound.push(format!("{name}: {value}")),
+            }
+        }
+        if types != ["application/json"] {
+            bound.push(format!("content-type: {}", types.join(", ")));
+        }
+        bound.sort();
+        bound.join("\n")
+    }
+
     /// Whether these bindings are of this contract, as far as the configuration fixes it.
     pub fn may_cover(&self, bindings: &Bindings) -> bool {
         self.fixed.iter().all(|(part, hash)| bindings.get(*part) == hash)
+    }
+
+    /// JSON pointers to the members of two bodies that differ and are bound as parameters. Lists are told as a whole.
+    pub(crate) fn members_that_differ(&self, one: &Value, other: &Value) -> Vec<String> {
+        fn look(
+            place: &str,
+            one: Option<&Value>,
+            other: Option<&Value>,
+            is_bound: &dyn Fn(&str) -> bool,
+            found: &mut Vec<String>,
+        ) {
+            if one == other || !is_bound(place) {
+                return;
+            }
+            let (Some(Value::Object(one)), Some(Value::Object(other))) = (one, other) else {
+                found.push(place.to_owned());
+                return;
+            };
+            let names: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+            for name in names {
+                let place = format!("{place}/{}", name.replace('~', "~0").replace('/', "~1"));
+                look(&place, one.get(name), other.get(name), is_bound, found);
+            }
+        }
+        let is_bound = |place: &str| *place != self.model && self.vary.iter().all(|pointer| pointer != place);
+        let mut found = Vec::new();
+        look("", Some(one), Some(other), &is_bound, &mut found);
+        found
     }
 
     fn parameters(&self, body: &[u8]) -> String {
@@ -175,9 +228,13 @@ impl Bindings {
     }
 }
 
-/// A media type without its parameters.
-fn essence(content_type: &str) -> String {
-    content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+/// A media type as it counts: without a charset that is JSON's own.
+fn media_type(content_type: &str) -> String {
+    let mut parts = content_type.split(';').map(|part| part.trim().to_ascii_lowercase());
+    let essence = parts.next().unwrap_or_default();
+    let is_own =
+        |part: &String| part.is_empty() || ["charset=utf-8", "charset=\"utf-8\"", "charset=us-ascii"].contains(&part.as_str());
+    std::iter::once(essence).chain(parts.filter(|part| !is_own(part))).collect::<Vec<_>>().join(";")
 }
 
 fn shown(text: &str) -> String {
@@ -336,9 +393,15 @@ impl fmt::Display for Denial {
             Denial::Revoked { reason } => write!(f, "its certificate is revoked: {reason}"),
             Denial::Unreadable { reason } => write!(f, "its certificate cannot be read: {reason}"),
             Denial::Other { parts } => {
-                f.write_str("its certificate is for another ")?;
+                f.write_str("its certificate is for ")?;
                 for (place, part) in parts.iter().enumerate() {
-                    write!(f, "{}{part}", if place == 0 { "" } else { ", " })?;
+                    let between = match place {
+                        0 => "",
+                        last if last + 1 == parts.len() => " and ",
+                        _ => ", ",
+                    };
+                    let another = if matches!(part, Part::Assertions | Part::Parameters) { "other" } else { "another" };
+                    write!(f, "{between}{another} {part}")?;
                 }
                 Ok(())
             }
@@ -354,7 +417,7 @@ impl fmt::Display for Denial {
 /// # Errors
 /// Why not.
 pub fn decide<'a>(wanted: &Bindings, kept: &'a [Kept], now_ms: u64) -> Result<&'a Certificate, Denial> {
-    let Some(newest) = kept.iter().find(|one| one.certificate.bindings == *wanted) else {
+    let Some(newest) = in_force(kept).find(|one| one.certificate.bindings == *wanted) else {
         let nearest = kept.iter().map(|one| wanted.differ(&one.certificate.bindings)).min_by_key(Vec::len);
         return Err(nearest.map_or(Denial::NoCertificate, |parts| Denial::Other { parts }));
     };
@@ -366,6 +429,13 @@ pub fn decide<'a>(wanted: &Bindings, kept: &'a [Kept], now_ms: u64) -> Result<&'
         }
         Standing::Live => Ok(&newest.certificate),
     }
+}
+
+/// Of certificates in the store's order, those that decide: the newest of each contract.
+pub fn in_force(kept: &[Kept]) -> impl Iterator<Item = &Kept> {
+    let of = |place: usize| &kept[place].certificate.bindings;
+    let is_newest = move |place: usize| (0..place).all(|newer| of(newer) != of(place));
+    (0..kept.len()).filter(move |place| is_newest(*place)).map(|place| &kept[place])
 }
 
 /// Whether a certificate of this name still lets a request go there: it is good itself, and so is the last word on its contract.
@@ -393,12 +463,14 @@ mod tests {
             fixed: fixed.into_iter().map(|(part, hash)| (part, hash.to_owned())).collect(),
             model: "/model".to_owned(),
             vary: vec!["/messages".to_owned(), "/stream".to_owned()],
+            free_headers: Vec::new(),
             has_template: false,
         }
     }
 
     fn rendered(url: &str, body: &str) -> Rendered {
-        Rendered { method: "POST".to_owned(), url: url.to_owned(), headers: Vec::new(), body: Arc::from(body.as_bytes()) }
+        let headers = vec![("content-type".to_owned(), "application/json".to_owned())];
+        Rendered { method: "POST".to_owned(), url: url.to_owned(), headers, body: Arc::from(body.as_bytes()) }
     }
 
     const URL: &str = "https://laser.example/v1/chat";
@@ -436,9 +508,14 @@ mod tests {
         assert_eq!(asked(&format!("{URL}?api-version=2"), BODY), other(&[Part::Endpoint]));
         let bound = contract.bind(&rendered(&format!("{URL}?key=secret"), BODY));
         assert!(bound.get(Part::Endpoint).starts_with(&format!("POST {URL}?sha256:")), "{bound:?}");
-        for (content_type, is_json) in [("Application/JSON; charset=utf-8", true), ("text/plain", false)] {
+        for (content_type, is_json) in [
+            ("Application/JSON; charset=utf-8", true),
+            ("application/json;charset=\"UTF-8\"", true),
+            ("text/plain", false),
+            ("application/json; charset=utf-16", false),
+        ] {
             let mut typed = rendered(URL, BODY);
-            typed.headers.push(("Content-Type".to_owned(), content_type.to_owned()));
+            typed.headers = vec![("Content-Type".to_owned(), content_type.to_owned())];
             let decided = decide(&contract.bind(&typed), &kept, 1_500).map(|one| one.id.clone());
             assert_eq!(decided.is_ok(), is_json, "{content_type}");
         }
@@ -483,6 +560,34 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_with_a_request_is_bound_with_it() {
+        let mut contract = contract();
+        contract.free_headers = vec!["x-user".to_owned()];
+        let kept = [kept(&contract.bind(&rendered(URL, BODY)), Standing::Live)];
+        let with = |name: &str, value: &str| {
+            let mut asked = rendered(URL, BODY);
+            asked.headers.push((name.to_owned(), value.to_owned()));
+            decide(&contract.bind(&asked), &kept, 1_500).map(|one| one.id.clone())
+        };
+        for (name, value) in [("X-User", "7"), ("traceparent", "00-1-2-01"), ("Accept", "text/event-stream")] {
+            assert!(with(name, value).is_ok(), "{name}");
+        }
+        let denied = Err(Denial::Other { parts: vec![Part::Parameters] });
+        for (name, value) in
+            [("x-model", "other"), ("OpenAI-Beta", "v9"), ("content-encoding", "gzip"), ("content-type", "text/plain")]
+        {
+            assert_eq!(with(name, value), denied, "{name}");
+        }
+        let mut untyped = rendered(URL, BODY);
+        untyped.headers.clear();
+        assert_eq!(decide(&contract.bind(&untyped), &kept, 1_500).map(|one| one.id.clone()), denied);
+        // Of two models, nobody knows which one is asked.
+        contract.vary = vec![String::new()];
+        let two = contract.bind(&rendered(URL, r#"{"model":"m-2","model":"m-1"}"#));
+        assert_eq!(two.get(Part::Model), "");
+    }
+
+    #[test]
     fn only_a_live_certificate_in_its_time_is_a_yes() {
         let wanted = contract().bind(&rendered(URL, BODY));
         let decided = |standing, now_ms| decide(&wanted, &[kept(&wanted, standing)], now_ms).map(|one| one.expires_ms);
@@ -520,6 +625,15 @@ mod tests {
         assert_eq!(stands(&id, &wanted, &[newer.clone(), own.clone()], 1_500), Err(Denial::Suspended { reason: doubts() }));
         (newer.standing, own.standing) = (Standing::Live, Standing::Revoked);
         assert_eq!(stands(&id, &wanted, &[newer, own], 1_500), Err(Denial::Revoked { reason: doubts() }));
+    }
+
+    #[test]
+    fn a_denial_of_another_contract_names_each_part_of_it() {
+        let told = |parts: &[Part]| Denial::Other { parts: parts.to_vec() }.to_string();
+        assert_eq!(told(&[Part::Parameters]), "its certificate is for other parameters");
+        assert_eq!(told(&[Part::Assertions, Part::Suite]), "its certificate is for other assertions and another suite");
+        let all = [Part::Model, Part::Template, Part::Parameters];
+        assert_eq!(told(&all), "its certificate is for another model, another template and other parameters");
     }
 
     #[test]

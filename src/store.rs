@@ -48,7 +48,7 @@ mod wake;
 pub use bench::BENCH_PREFIX;
 pub(crate) use blobs::{Keep, bytes_life};
 pub use calls::*;
-pub use certificates::{CertificateEvent, EVIDENCE_BYTES_MAX, Issued, RenewalLease, Stood};
+pub use certificates::{CertificateEvent, Certified, EVIDENCE_BYTES_MAX, Issued, RenewalLease, Stood, insist};
 pub use check::{Checked, RedisFacts};
 pub use hints::Hint;
 pub(crate) use hints::{ScanPlace, Which};

@@ -18,9 +18,11 @@ use serde_json::Value;
 mod assertions;
 mod json;
 mod schema;
+mod stream;
 
 pub use assertions::Expression;
 pub(crate) use assertions::engine_value;
+pub use stream::gathered;
 
 use assertions::{Assertion, Context};
 use schema::Schema;
@@ -246,7 +248,10 @@ impl Validator {
         if let Some(coding) = answer.content_encoding {
             return Err(Invalid::of(Fault::new("", "json", format!("its body is in the content coding {coding}"))));
         }
-        let whole = json::read(answer.body).map_err(|what| Invalid::of(Fault::new("", "json", what)))?;
+        // What a stream says in parts is judged as if it had been said at once.
+        let gathered = gathered(answer.body);
+        let body = gathered.as_deref().unwrap_or(answer.body);
+        let whole = json::read(body).map_err(|what| Invalid::of(Fault::new("", "json", what)))?;
         match self.extract.find(&whole).map_err(Invalid::of)? {
             Found::Value(output) => judge(&whole, output),
             Found::Text(text) => {

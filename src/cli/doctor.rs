@@ -122,6 +122,10 @@ fn check_configuration(settings: &Config, findings: &mut Vec<Finding>) {
             format!("{}\n{}", show::count(providers, "provider"), config::follows(settings).trim_end()),
         ));
     }
+    for open in settings.open_gates() {
+        let advice = "leave gate out and have the providers certified (onejob qualify), if it matters which of them answers";
+        findings.push(Finding::warning("gate", open, advice));
+    }
     let listen = settings.server.listen;
     if settings.owner.is_empty() {
         let found = format!("nobody needs a token at {listen}");

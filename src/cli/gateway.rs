@@ -149,13 +149,14 @@ impl Through {
     pub(super) async fn start(config: &Config, route: &str, provider: &str) -> Result<Self, Failure> {
         let Some(url) = &config.redis.url else { return Err(Failure::new(Exit::Usage, "redis.url is not set")) };
         let mut options = assemble::store_options(config, url.reveal());
-        options.prefix = format!("{}-qualify", options.prefix);
+        // Inside the configured one, so that whoever may use that may use this. The prefixes of a configuration have no colon.
+        options.prefix.push_str(":qualify");
         let (store, _) = Store::connect(options).await.or_exit(Exit::Unavailable)?;
         let Some(of_route) = assemble::routes(config).into_iter().find(|one| one.name == route) else {
             return Err(Failure::new(Exit::Usage, format!("there is no route {route:?}")));
         };
-        // What it answers is judged here, with more than the route asks of it.
-        let mut of_route = Route { providers: vec![provider.to_owned()], proof: Proof::default(), validator: None, ..of_route };
+        // What the route asks of requests and answers is asked as ever: what is proved is what a gateway does.
+        let mut of_route = Route { providers: vec![provider.to_owned()], proof: Proof::default(), ..of_route };
         of_route.plan.providers = 1;
         (of_route.rules.key_life_ms, of_route.rules.retention_ms) = (QUALIFY_LIFE_MS, QUALIFY_LIFE_MS);
         let Some(adapter) = assemble::provider(config, provider)? else {

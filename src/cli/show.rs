@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{Exit, Format};
 
-/// How much of a text a table shows, in characters.
+/// How wide a text is in a table, in characters: a longer one goes on in the next line.
 const CELL_CHARS_MAX: usize = 80;
 /// How much of a result is shown, in characters.
 const RESULT_CHARS_MAX: usize = 2000;
@@ -30,9 +30,45 @@ pub(super) fn lines(table: &Table) -> String {
     table.to_string().lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-/// A text from outside, on one line and harmless.
+/// A text from outside in a table: whole, for its end may be what matters, and harmless. A long one is wrapped.
 pub(super) fn cell(text: &str) -> String {
-    shorten(text, CELL_CHARS_MAX).replace('\n', " ")
+    let (mut out, mut width) = (String::new(), 0);
+    for (place, word) in line(text).split(' ').enumerate() {
+        if place > 0 && width > 0 && width + 1 + word.chars().count() > CELL_CHARS_MAX {
+            out.push('\n');
+            width = 0;
+        } else if place > 0 {
+            out.push(' ');
+            width += 1;
+        }
+        for c in word.chars() {
+            if width == CELL_CHARS_MAX {
+                out.push('\n');
+                width = 0;
+            }
+            out.push(c);
+            width += 1;
+        }
+    }
+    out
+}
+
+/// A text from outside, whole, on one line and harmless.
+pub(super) fn line(text: &str) -> String {
+    harmless(text).replace('\n', " ")
+}
+
+/// A text from outside, whole, on one line, and nothing of it unseen: what would begin a line, steer the terminal, or stand elsewhere
+/// than it is written is escaped.
+pub(super) fn escaped(text: &str) -> String {
+    let escape = |c: char| if c.is_control() || is_unseen(c) { c.escape_default().collect() } else { String::from(c) };
+    text.chars().map(escape).collect()
+}
+
+/// Whether a character is not seen itself, and changes how others look: their order, their line, their place.
+fn is_unseen(c: char) -> bool {
+    matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+        | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
 /// A text from outside, whole and harmless.
@@ -41,7 +77,13 @@ pub(super) fn harmless(text: &str) -> String {
 }
 
 fn shorten(text: &str, chars_max: usize) -> String {
-    let clean = |c: char| if c.is_control() && c != '\n' { '\u{fffd}' } else { c };
+    let clean = |c: char| {
+        if (c.is_control() && c != '\n') || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}') {
+            '\u{fffd}'
+        } else {
+            c
+        }
+    };
     let mut short: String = text.chars().take(chars_max).map(clean).collect();
     if text.chars().nth(chars_max).is_some() {
         short.push('…');
@@ -120,7 +162,7 @@ pub(super) fn job(job: &Value) -> String {
         ("reason", text(job, "reason")),
     ] {
         if !value.is_empty() {
-            out.push_str(&format!("{name:<13} {}\n", cell(&value)));
+            out.push_str(&format!("{name:<13} {}\n", line(&value)));
         }
     }
     if !attempts.is_empty() {
@@ -191,7 +233,7 @@ pub(super) fn outcome(job: JobId, document: &Value) -> String {
         .filter(|name| *name != "id")
         .map(|name| (label(name), text(document, name)))
         .filter(|(_, text)| !text.is_empty())
-        .fold(format!("{:<13} {job}\n", "job"), |out, (label, text)| out + &format!("{label:<13} {}\n", cell(&text)))
+        .fold(format!("{:<13} {job}\n", "job"), |out, (label, text)| out + &format!("{label:<13} {}\n", line(&text)))
 }
 
 /// How a job stands for whoever waits for it.
@@ -279,8 +321,26 @@ mod tests {
         assert_eq!((count(1, "route"), count(2, "route")), ("1 route".to_owned(), "2 routes".to_owned()));
     }
 
+    /// What it ends with is why nobody took over.
+    #[test]
+    fn a_reason_is_shown_to_its_end_wherever_it_is_shown() {
+        let reason = "not_sent: connect: tcp connect error: Connection refused (os error 111); failover_denied: second: its \
+                      certificate is suspended: 3 of the last 20 answers were invalid";
+        let (attempts, events) =
+            (serde_json::json!([{ "number": 1, "reason": reason }]), serde_json::json!([{ "event": "note", "detail": reason }]));
+        let shown = job(&serde_json::json!({ "id": "1", "reason": reason, "attempts": attempts, "events": events }));
+        let words = shown.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(words.matches(reason).count(), 3, "{shown}");
+        assert!(shown.lines().skip(3).all(|line| line.chars().count() < CELL_CHARS_MAX + 30), "{shown}");
+        let long = "x".repeat(2 * CELL_CHARS_MAX + 1);
+        let lines: Vec<usize> = cell(&format!("a {long} b")).lines().map(str::len).collect();
+        assert_eq!(lines, [1, CELL_CHARS_MAX, CELL_CHARS_MAX, 3]);
+    }
+
     #[test]
     fn a_text_from_outside_cannot_script_the_terminal() {
         assert_eq!(cell("jam\u{1b}[2J\r\nnow"), "jam\u{fffd}[2J\u{fffd} now");
+        assert_eq!(line("a\u{202e}b"), "a\u{fffd}b");
+        assert_eq!(escaped("é \"a\"\ncertificate\u{1b}[2J\u{202e}\u{2028}"), "é \"a\"\\ncertificate\\u{1b}[2J\\u{202e}\\u{2028}");
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::secret::HIDDEN;
 use super::sources::may_be_secret;
-use super::{Cancel, Config, Idempotency, Missing, ProviderEntry, Status};
+use super::{Cancel, Config, Idempotency, Missing, ProviderEntry, Route, Status};
 use crate::policy::{FailoverOn, Gate};
 use crate::provider::CancelSemantics;
 use crate::provider::http::refuses;
@@ -81,9 +81,23 @@ impl Config {
         lines
     }
 
+    /// Each route on which jobs fail over to providers that have proved nothing, because its gate says so, a line each.
+    pub fn open_gates(&self) -> Vec<String> {
+        let open = self.route.iter().filter(|(_, route)| route.providers.len() > 1);
+        let line = |(name, route): (&String, &Route)| {
+            let (gate, counted) = match route.gate {
+                Gate::Enforce => return None,
+                Gate::Shadow => ("shadow", "what \"enforce\" would deny is counted"),
+                Gate::Off => ("off", "nobody counts what \"enforce\" would deny"),
+            };
+            Some(format!("route {name}: gate = \"{gate}\": jobs fail over to providers that have proved nothing; {counted}"))
+        };
+        open.filter_map(line).collect()
+    }
+
     /// What of a route may surprise, though it is allowed, a line each.
     pub fn remarks(&self) -> Vec<String> {
-        let mut lines = Vec::new();
+        let mut lines = self.open_gates();
         for (name, route) in &self.route {
             match (route.providers.as_slice(), route.gate, &route.qualify) {
                 ([first, _, ..], Gate::Enforce, None) => lines.push(format!(
@@ -94,9 +108,6 @@ impl Config {
                     "route {name}: what fails at {first} goes only where onejob can-failover --route {name} says yes: {}",
                     others.join(", ")
                 )),
-                ([_, _, ..], Gate::Shadow, _) => {
-                    lines.push(format!("route {name}: gate = \"shadow\": jobs fail over to providers that have proved nothing"));
-                }
                 _ => {}
             }
             for failure in &route.failover_on {

@@ -2,21 +2,23 @@
 //!
 //! Files are read and hashed once, with the configuration: what is certified, and what a request is compared with, is what was read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::check::{Checker, DURATION_MIN};
 use super::required::read;
 use super::{Config, Document, Effects, Preset, ProviderEntry, Route};
 use crate::fingerprint::{hex, sha256};
-use crate::provider::Request;
+use crate::provider::asking::template::unnamed;
 use crate::provider::http::Renderer;
+use crate::provider::{Rendered, Request};
 use crate::qualify::suite::{SUITE_BYTES_MAX, Suite, Wrong};
 use crate::qualify::{Bindings, Contract, Part};
-use crate::validate::{Check, Validator};
+use crate::validate::{Check, Expression, Validator};
 
 /// Largest file with a chat template or a tokenizer, in bytes.
 pub const PROMPT_BYTES_MAX: usize = 64 << 20;
@@ -28,6 +30,9 @@ pub const LIFE_DATED: Duration = Duration::from_secs(30 * 86_400);
 pub const LIFE_FLOATING: Duration = Duration::from_secs(7 * 86_400);
 /// Most answers that a suspension looks back on.
 pub const ANSWERS_MAX: usize = 1000;
+
+/// Most members that are told of two requests that differ.
+const MEMBERS_TOLD: usize = 8;
 
 /// What providers after a route's first one must have proved.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -41,6 +46,9 @@ pub struct QualifyEntry {
     /// So long before a certificate ends, gateways begin to renew it. Absent: they never do.
     #[serde(default, with = "humantime_serde")]
     pub renew: Option<Duration>,
+    /// Of the headers that the route forwards, those in which live requests may differ.
+    #[serde(default)]
+    pub vary_headers: Vec<String>,
     /// When invalid answers suspend a certificate. Absent: 3 of the last 20.
     #[serde(default)]
     pub suspend: SuspendEntry,
@@ -127,7 +135,7 @@ impl Config {
         let entry =
             self.provider.get(&contract.provider).ok_or_else(|| format!("there is no provider {:?}", contract.provider))?;
         let renderer = Renderer::of(entry).map_err(|problem| format!("provider {}: {problem}", contract.provider))?;
-        bound(&renderer, contract, path, body)
+        rendered(&renderer, path, body).map(|rendered| contract.bind(&rendered))
     }
 
     /// Returns when invalid answers suspend certificates of a route.
@@ -139,6 +147,16 @@ impl Config {
     pub fn certificate_life(&self, route: &str, model: &str) -> Duration {
         let said = self.route.get(route).and_then(|route| route.qualify.as_ref()?.life);
         said.unwrap_or(if is_dated(model) { LIFE_DATED } else { LIFE_FLOATING })
+    }
+}
+
+/// A time as people write it: whole days as days, however many they are.
+fn in_days(time: Duration) -> String {
+    let (days, rest) = (time.as_secs() / 86_400, time.as_secs() % 86_400);
+    if days > 0 && rest == 0 && time.subsec_nanos() == 0 {
+        format!("{days}d")
+    } else {
+        humantime::format_duration(time).to_string()
     }
 }
 
@@ -164,10 +182,10 @@ fn is_dated(model: &str) -> bool {
 impl Checker<'_> {
     /// Nobody is asked before a renewal: it must be of no consequence, and a certificate must have a time in which it is not renewed.
     fn renew(&mut self, key: &str, renew: Duration, life: Duration, effects: Effects) {
-        let shown = humantime::format_duration(renew);
+        let shown = in_days(renew);
         self.time(key, renew, DURATION_MIN);
         if renew >= life {
-            let what = format!("it is not shorter than a certificate's life, {}", humantime::format_duration(life));
+            let what = format!("it is not shorter than a certificate's life, {}", in_days(life));
             self.refuse(key, Some(&shown), what, "shorten it, or set life");
         }
         if effects == Effects::External {
@@ -188,10 +206,11 @@ impl Checker<'_> {
         let entry = route.qualify.as_ref()?;
         let key = format!("{key}.qualify");
         if let Some(life) = entry.life {
-            self.time(&format!("{key}.life"), life, DURATION_MIN);
             if life > LIFE_MAX {
-                let what = format!("it is longer than {}, the limit", humantime::format_duration(LIFE_MAX));
-                self.refuse(&format!("{key}.life"), Some(&humantime::format_duration(life)), what, "shorten it");
+                let what = format!("it is longer than {}, the limit", in_days(LIFE_MAX));
+                self.refuse(&format!("{key}.life"), Some(&in_days(life)), what, "shorten it");
+            } else {
+                self.time(&format!("{key}.life"), life, DURATION_MIN);
             }
         }
         if let Some(renew) = entry.renew {
@@ -213,7 +232,12 @@ impl Checker<'_> {
                 return None;
             }
         };
-        let suite = Suite::load(&bytes, validator);
+        // What a refused route would make of a suite is no news.
+        let suite = if self.told_of(&format!("route.{name}.output")) {
+            Err(Suite::wrong_in_itself(&bytes))
+        } else {
+            Suite::load(&bytes, validator)
+        };
         let wrong = match &suite {
             Ok(suite) => suite.unknown_providers(|name| document.provider.contains_key(name)),
             Err(wrong) => wrong.clone(),
@@ -223,6 +247,9 @@ impl Checker<'_> {
             self.refuse(&suite_key, Some(&shown), what, "correct the suite");
         }
         let suite = suite.ok()?;
+        if let Some((what, hint)) = whole_answer(route, document, &suite) {
+            self.refuse(&suite_key, Some(&shown), what, hint);
+        }
         let (mut contracts, mut of_suite) = (Vec::new(), Vec::new());
         for (place, provider) in route.providers.iter().enumerate() {
             let Some(entry) = document.provider.get(provider) else { continue };
@@ -261,6 +288,7 @@ impl Checker<'_> {
                 fixed,
                 model: suite.model.clone(),
                 vary,
+                free_headers: free_headers(entry, route),
                 has_template: entry.submit.as_ref().is_some_and(|submit| submit.body.is_some()),
             };
             let one = one_contract(entry, &contract, &suite);
@@ -293,7 +321,8 @@ fn one_contract(entry: &ProviderEntry, contract: &Contract, suite: &Suite) -> Re
         what: format!("no request can be made: {problem}"),
         hint: "correct the provider's entry".to_owned(),
     })?;
-    let mut first: Option<(Bindings, String)> = None;
+    let mut first: Option<(Bindings, Option<Value>, String)> = None;
+    let mut nowhere: BTreeSet<&str> = suite.vary.iter().flatten().map(String::as_str).collect();
     for case in &suite.cases {
         for relation in std::iter::once(None).chain((0..case.relations.len()).map(Some)) {
             let named = match relation {
@@ -301,17 +330,21 @@ fn one_contract(entry: &ProviderEntry, contract: &Contract, suite: &Suite) -> Re
                 None => format!("{:?}", case.name),
             };
             let body = case.request(suite, &contract.provider, relation, 0);
-            let found = body.and_then(|body| bound(&renderer, contract, &suite.path, &body));
-            let found = found.map_err(|what| NotOne {
+            let rendered = body.and_then(|body| rendered(&renderer, &suite.path, &body));
+            let rendered = rendered.map_err(|what| NotOne {
                 what: format!("case {named}: {what}"),
                 hint: "correct the case, or submit.body of the provider".to_owned(),
             })?;
+            let (found, body) = (contract.bind(&rendered), serde_json::from_slice(&unnamed(&rendered.body)).ok());
+            nowhere.retain(|pointer| body.as_ref().is_none_or(|body: &Value| body.pointer(pointer).is_none()));
             match &first {
-                None => first = Some((found, named)),
-                Some((one, other)) if *one != found => {
-                    let parts: Vec<&str> = one.differ(&found).iter().map(|part| part.as_str()).collect();
+                None => first = Some((found, body, named)),
+                Some((one, of_one, other)) if *one != found => {
+                    let members = of_one.as_ref().zip(body.as_ref()).map(|(one, body)| contract.members_that_differ(one, body));
+                    let parts: Vec<String> = one.differ(&found).iter().map(|part| part_that_differs(*part, &members)).collect();
+                    let nowhere = if nowhere.is_empty() { String::new() } else { format!("; {}", leads_nowhere(&nowhere)) };
                     return Err(NotOne {
-                        what: format!("cases {other} and {named} differ in what is bound ({})", parts.join(", ")),
+                        what: format!("cases {other} and {named} differ in what is bound ({}){nowhere}", parts.join(", ")),
                         hint: "a certificate is for one contract: name what varies in vary, or make two suites".to_owned(),
                     });
                 }
@@ -319,11 +352,67 @@ fn one_contract(entry: &ProviderEntry, contract: &Contract, suite: &Suite) -> Re
             }
         }
     }
+    if suite.vary.as_ref().is_some_and(|vary| !vary.is_empty() && vary.len() == nowhere.len()) {
+        return Err(NotOne {
+            what: format!("{} in any request of the suite: live requests could differ in nothing", leads_nowhere(&nowhere)),
+            hint: "list the JSON pointers to what differs from request to request, as in vary: [/messages]".to_owned(),
+        });
+    }
     let none = || NotOne { what: "the suite has no cases".to_owned(), hint: "add one".to_owned() };
-    first.map(|(found, _)| found).ok_or_else(none)
+    first.map(|(found, ..)| found).ok_or_else(none)
 }
 
-fn bound(renderer: &Renderer, contract: &Contract, path: &str, body: &[u8]) -> Result<Bindings, String> {
+/// What a suite speaks of as if it were the output, where the route names no place of it and a provider's answers have no such member.
+fn whole_answer(route: &Route, document: &Document, suite: &Suite) -> Option<(String, String)> {
+    if route.output.as_ref().is_some_and(|output| output.pointer.is_some()) {
+        return None;
+    }
+    let mut presets = route.providers.iter().filter_map(|name| document.provider.get(name)?.preset);
+    let (members, place) = presets.find_map(members_of_answers)?;
+    let expressions = suite.assertions.iter().filter_map(|text| Expression::compile(text).ok());
+    let names: Vec<String> = expressions.flat_map(|expression| expression.names()).collect();
+    let mut spoken_of = names.iter().filter_map(|name| name.strip_prefix("output.")?.split('.').next());
+    let absent = spoken_of.find(|member| !members.contains(member))?;
+    let what = format!(
+        "its assertions speak of output.{absent}, but the route names no place of the output: then it is the whole answer, \
+         which has no {absent}"
+    );
+    let hint = format!(
+        "say where it is, as in output = {{ schema = …, pointer = \"{place}\", parse = \"json\" }}, or write answer.{absent}"
+    );
+    Some((what, hint))
+}
+
+/// The members of a preset's answers, and where the text is in one.
+fn members_of_answers(preset: Preset) -> Option<(&'static [&'static str], &'static str)> {
+    match preset {
+        Preset::OpenaiChat => Some((
+            &["choices", "created", "id", "model", "object", "service_tier", "system_fingerprint", "usage"],
+            "/choices/0/message/content",
+        )),
+        // Of theirs there are too many, or they hold no text.
+        Preset::OpenaiResponses | Preset::OpenaiEmbeddings | Preset::JobQueue => None,
+    }
+}
+
+fn leads_nowhere(pointers: &BTreeSet<&str>) -> String {
+    let told: Vec<&str> = pointers.iter().copied().collect();
+    format!("vary: {} {} nowhere", told.join(", "), if told.len() == 1 { "leads" } else { "lead" })
+}
+
+/// A part of a contract in which two requests differ, with the members of their bodies that do.
+fn part_that_differs(part: Part, members: &Option<Vec<String>>) -> String {
+    match members.as_deref().filter(|members| part == Part::Parameters && !members.is_empty()) {
+        Some(members) => {
+            let more = if members.len() > MEMBERS_TOLD { ", …" } else { "" };
+            let told = members.iter().take(MEMBERS_TOLD).map(String::as_str).collect::<Vec<_>>().join(", ");
+            format!("{part}: {told}{more}")
+        }
+        None => part.to_string(),
+    }
+}
+
+fn rendered(renderer: &Renderer, path: &str, body: &[u8]) -> Result<Rendered, String> {
     let request = Request {
         method: String::new(),
         target: path.to_owned(),
@@ -331,7 +420,7 @@ fn bound(renderer: &Renderer, contract: &Contract, path: &str, body: &[u8]) -> R
         headers: Vec::new(),
         body: body.into(),
     };
-    renderer.render(&request).map(|rendered| contract.bind(&rendered)).map_err(|error| error.to_string())
+    renderer.render(&request).map_err(|error| error.to_string())
 }
 
 /// What requests differ in, unless a suite says so itself: all of the body, where nothing is known of it.
@@ -377,6 +466,12 @@ fn assertions(validator: Option<&Validator>, suite: &Suite) -> String {
     let own: Vec<String> =
         checks.map(|check| check.as_ref().map(|check| check.assertion_texts().join("\n")).unwrap_or_default()).collect();
     hashed(own.iter().map(String::as_str).chain(["suite"]).chain(suite.assertions.iter().map(String::as_str)))
+}
+
+/// The headers of a provider's requests that are not bound one by one: its own, and what the route says.
+fn free_headers(entry: &ProviderEntry, route: &Route) -> Vec<String> {
+    let vary = route.qualify.iter().flat_map(|qualify| &qualify.vary_headers);
+    entry.headers.keys().chain(vary).map(|name| name.to_ascii_lowercase()).collect()
 }
 
 /// How a provider's requests are made of a route's.

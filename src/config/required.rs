@@ -172,10 +172,17 @@ impl Checker<'_> {
 
 /// Reads a file within a limit.
 pub(super) fn read(file: &Path, bytes_max: usize) -> Result<Vec<u8>, String> {
-    let open = std::fs::File::open(file).map_err(|error| format!("it cannot be read: {error}"))?;
+    let refused = |error: std::io::Error| format!("it cannot be read{}: {error}", from_where(file));
+    let open = std::fs::File::open(file).map_err(refused)?;
     let mut text = Vec::new();
-    open.take(bytes_max as u64 + 1).read_to_end(&mut text).map_err(|error| format!("it cannot be read: {error}"))?;
+    open.take(bytes_max as u64 + 1).read_to_end(&mut text).map_err(refused)?;
     if text.len() > bytes_max { Err(format!("it has more than {bytes_max} bytes, the limit")) } else { Ok(text) }
+}
+
+/// From where a path is looked up, if it does not say so itself.
+fn from_where(file: &Path) -> String {
+    let from = if file.is_absolute() { None } else { std::env::current_dir().ok() };
+    from.map_or_else(String::new, |from| format!(" from the working directory {}", from.display()))
 }
 
 /// The expressions of a file.

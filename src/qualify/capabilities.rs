@@ -7,15 +7,17 @@
 //! request is also sent under another key, which is another execution for certain, and only what tells that one apart (the
 //! provider's own id, the answer's bytes, its word that it replays) can show that the others are one.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
 use crate::config::Missing;
-use crate::provider::{Call, CancelSemantics, Evidence, Outcome, Response, Sent};
+use crate::provider::{Call, CancelSemantics, Evidence, Outcome, ProviderFuture, Response, Sent};
 use crate::qualify::prompt::why;
-use crate::qualify::runner::{Examined, Run, Verdict, nobodys, text_at};
+use crate::qualify::runner::evidence::{Named, text_at};
+use crate::qualify::runner::{Examined, Run, Verdict, nobodys};
 use crate::qualify::suite::Level;
 
 /// What a claim came to.
@@ -92,91 +94,166 @@ const ALIKE: &str =
     "it answers alike under another key, without an id of its own or a word that it replays: equal answers prove nothing";
 
 impl Examined<'_> {
-    /// Tries each claim of the provider's entry once.
+    /// Tries each claim of the provider's entry once. Once the time is over, or the cost reached, nothing more is asked, and what is
+    /// left is told as cut.
     pub async fn capabilities(&self) -> Vec<Run> {
         let abilities = self.provider.abilities();
         let cancels = abilities.cancel != CancelSemantics::None;
         if abilities.replay.is_none() && !abilities.status && !abilities.find && !cancels {
             return Vec::new();
         }
-        let mut tried = Vec::new();
-        match self.first().await {
-            Err(what) => tried.push(Tried::unknown("the first call", what)),
-            Ok((call, made)) => {
-                if abilities.replay.is_some() {
-                    tried.extend(self.keys(&call, &made).await);
-                }
-                let (job_id, url, remote_id) = (nobodys(), call.rendered.url.clone(), made.remote_id);
-                let sent = |remote_id: &str, key: &str| Sent {
-                    job_id,
-                    attempt: 1,
-                    url: url.clone(),
-                    remote_id: remote_id.to_owned(),
-                    idempotency_key: key.to_owned(),
-                    age: Duration::from_secs(1),
-                };
-                if abilities.status && !remote_id.is_empty() {
-                    tried.push(settled("status after it is done", &self.provider.status(sent(&remote_id, "")).await));
-                    let nobody = format!("onejob-{}", Uuid::new_v4());
-                    let evidence = self.provider.status(sent(&nobody, "")).await;
-                    tried.push(unheard("status of an id that is none", &evidence, abilities.status_missing));
-                }
-                if abilities.find {
-                    tried.push(settled("find by our key", &self.provider.find(sent("", &call.idempotency_key)).await));
-                    let nobody = format!("onejob-{}", Uuid::new_v4());
-                    let evidence = self.provider.find(sent("", &nobody)).await;
-                    tried.push(unheard("find by a key that was never sent", &evidence, abilities.find_missing));
-                }
-                if cancels && !remote_id.is_empty() {
-                    let what = "cancel after it is done";
-                    tried.push(match self.provider.cancel(sent(&remote_id, &call.idempotency_key)).await {
-                        Evidence::Canceled => Tried::failed(what, "it says that it stopped what it had done already"),
-                        _ => Tried::passed(what),
-                    });
-                }
+        let mut claims = Claims { examined: self, since: Since::default(), runs: Vec::new() };
+        match claims.first().await {
+            Err(what) => claims.told(Tried::unknown("the first call", what)),
+            Ok((call, made)) => claims.each(&call, made).await,
+        }
+        claims.runs
+    }
+}
+
+/// Claims that are tried one after the other.
+struct Claims<'e, 'x> {
+    examined: &'e Examined<'x>,
+    since: Since,
+    runs: Vec<Run>,
+}
+
+/// What came since the last claim was told.
+#[derive(Default)]
+struct Since {
+    cost: u64,
+    /// Something was not asked any more.
+    cut: bool,
+    answered: bool,
+    models: BTreeSet<String>,
+    builds: BTreeSet<String>,
+}
+
+impl Claims<'_, '_> {
+    /// Tries each claim with what came of the first call.
+    async fn each(&mut self, call: &Call, made: Made) {
+        let provider = &self.examined.provider;
+        let abilities = provider.abilities();
+        if abilities.replay.is_some() {
+            self.keys(call, &made).await;
+        }
+        let (job_id, url, remote_id) = (nobodys(), call.rendered.url.clone(), made.remote_id);
+        let sent = |remote_id: &str, key: &str| Sent {
+            job_id,
+            attempt: 1,
+            url: url.clone(),
+            remote_id: remote_id.to_owned(),
+            idempotency_key: key.to_owned(),
+            age: Duration::from_secs(1),
+        };
+        if abilities.status && !remote_id.is_empty() {
+            let evidence = self.asked(provider.status(sent(&remote_id, ""))).await;
+            self.told(settled("status after it is done", &evidence));
+            let nobody = format!("onejob-{}", Uuid::new_v4());
+            let evidence = self.asked(provider.status(sent(&nobody, ""))).await;
+            self.told(unheard("status of an id that is none", &evidence, abilities.status_missing));
+        }
+        if abilities.find {
+            let evidence = self.asked(provider.find(sent("", &call.idempotency_key))).await;
+            self.told(settled("find by our key", &evidence));
+            let nobody = format!("onejob-{}", Uuid::new_v4());
+            let evidence = self.asked(provider.find(sent("", &nobody))).await;
+            self.told(unheard("find by a key that was never sent", &evidence, abilities.find_missing));
+        }
+        if abilities.cancel != CancelSemantics::None && !remote_id.is_empty() {
+            let what = "cancel after it is done";
+            let evidence = self.asked(provider.cancel(sent(&remote_id, &call.idempotency_key))).await;
+            self.told(match evidence {
+                Evidence::Canceled => Tried::failed(what, "it says that it stopped what it had done already"),
+                _ => Tried::passed(what),
+            });
+        }
+    }
+
+    /// Enters what a claim came to, with what was asked and answered for it.
+    fn told(&mut self, Tried { what, verdict, finding }: Tried) {
+        let Since { cost, cut, answered, models, builds } = std::mem::take(&mut self.since);
+        let mut run = Run::blank(what, "capability", 1, Level::Capabilities);
+        (run.verdict, run.cut, run.cost, run.answered) = (verdict, cut, cost, answered);
+        run.findings.extend(Some(finding).filter(|finding| !finding.is_empty()));
+        for (what, names) in [("model", &models), ("build", &builds)] {
+            if names.len() > 1 {
+                run.findings.push(format!("its answers do not name one {what}: {names:?}"));
             }
         }
-        tried.into_iter().map(Self::told).collect()
+        if cut || (models.len().max(builds.len()) > 1 && verdict == Verdict::Passed) {
+            run.verdict = Verdict::Inconclusive;
+        }
+        // None, which is the least, is no name.
+        (run.model, run.build) = (models.last().cloned().unwrap_or_default(), builds.last().cloned().unwrap_or_default());
+        self.examined.hidden.clean(&mut run);
+        self.runs.push(run);
     }
 
-    fn told(Tried { what, verdict, finding }: Tried) -> Run {
-        let mut run = Run::blank(what, "capability", 1, Level::Capabilities);
-        run.verdict = verdict;
-        run.findings.extend(Some(finding).filter(|finding| !finding.is_empty()));
-        run
+    /// Asks for evidence, unless no more may be asked.
+    async fn asked(&mut self, question: ProviderFuture<'_, Evidence>) -> Evidence {
+        if let Some(over) = self.examined.over() {
+            self.since.cut = true;
+            return Evidence::NoAnswer { reason: over.to_owned() };
+        }
+        let evidence = question.await;
+        if let Evidence::Settled(Outcome::Succeeded { response, model, .. }) = &evidence {
+            // It need not say again who made it.
+            let named = self.named(response, model.clone());
+            self.since.models.extend(Some(named.model).filter(|name| !name.is_empty()));
+            self.since.builds.extend(Some(named.build).filter(|name| !name.is_empty()));
+        }
+        evidence
     }
 
-    async fn first(&self) -> Result<(Call, Made), String> {
-        let case = self.suite.cases.first().ok_or("there is no case")?;
-        let body = case.request(self.suite, self.name, None, 0)?;
-        let rendered = self.provider.render(&self.request(&body)).map_err(|error| error.to_string())?;
-        let call = self.call(rendered);
-        let made = self.made(self.provider.submit(call.clone()).await).map_err(|outcome| why(&outcome))?;
-        Ok((call, made))
-    }
-
-    fn made(&self, outcome: Outcome) -> Result<Made, Outcome> {
-        match outcome {
-            Outcome::Succeeded { response, remote_id, .. } => {
-                self.spend(&response);
+    /// Has work done, unless no more may be.
+    async fn made(&mut self, work: ProviderFuture<'_, Outcome>) -> Result<Made, Outcome> {
+        if let Some(over) = self.examined.over() {
+            self.since.cut = true;
+            return Err(Outcome::NotSent { reason: over.to_owned() });
+        }
+        match work.await {
+            Outcome::Succeeded { response, remote_id, model } => {
+                self.since.cost += self.examined.spend(&response);
+                self.since.answered = true;
+                let named = self.named(&response, model);
+                self.since.models.insert(named.model);
+                self.since.builds.insert(named.build);
                 Ok(Made::of(&response, remote_id))
             }
             other => Err(other),
         }
     }
 
+    fn named(&self, response: &Response, model: Option<String>) -> Named {
+        let hidden = &self.examined.hidden;
+        Named::of(&hidden.hide_in(&response.body), model, hidden)
+    }
+
+    async fn first(&mut self) -> Result<(Call, Made), String> {
+        let examined = self.examined;
+        let case = examined.suite.cases.first().ok_or("there is no case")?;
+        let body = case.request(examined.suite, examined.name, None, 0)?;
+        let rendered = examined.provider.render(&examined.request(&body)).map_err(|error| error.to_string())?;
+        let call = examined.call(rendered);
+        let made = self.made(examined.provider.submit(call.clone())).await.map_err(|outcome| why(&outcome))?;
+        Ok((call, made))
+    }
+
     /// Whether one key is one execution: of the same request, and of another one.
-    async fn keys(&self, call: &Call, first: &Made) -> [Tried; 2] {
+    async fn keys(&mut self, call: &Call, first: &Made) {
         let (same, other) = ("the same request under the same key", "another request under the same key");
-        let control = match self.made(self.provider.submit(self.call(call.rendered.clone())).await) {
+        let examined = self.examined;
+        let control = match self.made(examined.provider.submit(examined.call(call.rendered.clone()))).await {
             Ok(control) => control,
             Err(outcome) => {
                 let what = format!("the same request under another key: {}", why(&outcome));
-                return [Tried::unknown(same, what.clone()), Tried::unknown(other, what)];
+                self.told(Tried::unknown(same, what.clone()));
+                return self.told(Tried::unknown(other, what));
             }
         };
-        let again = Call { deadline: Instant::now() + self.settings.total, ..call.clone() };
-        let same = match self.made(self.provider.replay(again).await) {
+        let again = Call { deadline: Instant::now() + examined.settings.total, ..call.clone() };
+        let tried = match self.made(examined.provider.replay(again)).await {
             Ok(again) => match first.and(&again, &control) {
                 Executed::Once => Tried::passed(same),
                 Executed::Twice => Tried::failed(same, "another answer: it did the work twice, or does not say the same again"),
@@ -185,22 +262,25 @@ impl Examined<'_> {
             Err(Outcome::Rejected { reason, .. }) => Tried::failed(same, format!("refused: {reason}")),
             Err(outcome) => Tried::unknown(same, why(&outcome)),
         };
-        [same, self.other_body(other, call, first, &control).await]
+        self.told(tried);
+        let tried = self.other_body(other, call, first, &control).await;
+        self.told(tried);
     }
 
-    async fn other_body(&self, what: &'static str, call: &Call, first: &Made, control: &Made) -> Tried {
-        let case = self.suite.cases.first().map(|case| case.request(self.suite, self.name, None, 0));
+    async fn other_body(&mut self, what: &'static str, call: &Call, first: &Made, control: &Made) -> Tried {
+        let examined = self.examined;
+        let case = examined.suite.cases.first().map(|case| case.request(examined.suite, examined.name, None, 0));
         let Some(Ok(mut body)) = case else { return Tried::unknown(what, "there is no case") };
         // One more member that means nothing: another request, byte for byte.
         body.pop();
         body.extend_from_slice(b",\"onejob_other\":1}");
-        let rendered = match self.provider.render(&self.request(&body)) {
+        let rendered = match examined.provider.render(&examined.request(&body)) {
             Ok(rendered) => rendered,
             Err(error) => return Tried::unknown(what, error.to_string()),
         };
         let other = rendered.clone();
-        let under_its_key = Call { rendered, deadline: Instant::now() + self.settings.total, ..call.clone() };
-        match self.made(self.provider.submit(under_its_key).await) {
+        let under_its_key = Call { rendered, deadline: Instant::now() + examined.settings.total, ..call.clone() };
+        match self.made(examined.provider.submit(under_its_key)).await {
             Ok(made) => match first.and(&made, control) {
                 Executed::Once => Tried::passed(what),
                 Executed::Twice => Tried::failed(what, "it did other work under a key that it had seen"),
@@ -208,7 +288,8 @@ impl Examined<'_> {
             },
             // One that refuses it whatever its key has not looked at the key.
             Err(Outcome::Rejected { reason, .. }) => {
-                match self.made(self.provider.submit(Call { rendered: other, ..self.call(call.rendered.clone()) }).await) {
+                let anew = Call { rendered: other, ..examined.call(call.rendered.clone()) };
+                match self.made(examined.provider.submit(anew)).await {
                     Ok(_) => Tried::passed(what),
                     Err(outcome) => {
                         let under_another = why(&outcome);

@@ -45,24 +45,29 @@ pub struct Prompted {
 }
 
 impl Prompt {
-    /// What an entry says of a provider's prompts.
+    /// What an entry says of the prompts of the provider of this name.
     ///
     /// # Errors
     /// What is wrong with its files.
-    pub fn of(entry: &PromptEntry) -> Result<Self, String> {
-        let read = |file: &Path| std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()));
+    pub fn of(provider: &str, entry: &PromptEntry) -> Result<Self, String> {
+        let endpoint = |key: &str, url: &str| Endpoint::of(format!("provider.{provider}.prompt.{key}"), url).map(Box::new);
+        let told = |key: &str, file: &Path, what: &str| format!("provider.{provider}.prompt.{key} = {file:?}: {what}");
         let template = match (&entry.chat_template, &entry.apply_template) {
             (Some(file), _) => {
-                let template = ChatTemplate::read(&read(file)?, entry.bos_token.as_deref(), entry.eos_token.as_deref());
-                Some(Template::Local(Box::new(template.map_err(|what| format!("{}: {what}", file.display()))?)))
+                let told = |what: &str| told("chat_template", file, what);
+                let text = std::fs::read_to_string(file).map_err(|error| told(&error.to_string()))?;
+                let template = ChatTemplate::read(&text, entry.bos_token.as_deref(), entry.eos_token.as_deref());
+                Some(Template::Local(Box::new(template.map_err(|what| told(&what))?)))
             }
-            (None, Some(url)) => Some(Template::Remote(Box::new(Endpoint::of(url)?))),
+            (None, Some(url)) => Some(Template::Remote(endpoint("apply_template", url)?)),
             (None, None) => None,
         };
         let tokens = match (&entry.tokenizer, &entry.tokenize) {
-            (Some(_), _) if template.is_none() => return Err("tokenizer: without a chat template it counts nothing".to_owned()),
-            (Some(file), _) => Some(Tokens::read(file)?),
-            (None, Some(url)) => Some(Tokens::Remote(Box::new(Endpoint::of(url)?))),
+            (Some(file), _) if template.is_none() => {
+                return Err(told("tokenizer", file, "without a chat template it counts nothing"));
+            }
+            (Some(file), _) => Some(Tokens::read(file).map_err(|what| told("tokenizer", file, &what))?),
+            (None, Some(url)) => Some(Tokens::Remote(endpoint("tokenize", url)?)),
             (None, None) => None,
         };
         // A server that shows its own prompts has taken the beginning off that its tokenizer adds again.
@@ -198,7 +203,7 @@ impl Template {
                 let mut asked = request.clone();
                 asked["add_generation_prompt"] = json!(prompts);
                 let answer = endpoint.ask(&asked).await?;
-                let prompt = answer["prompt"].as_str().ok_or("apply_template: its answer has no prompt")?;
+                let prompt = answer["prompt"].as_str().ok_or_else(|| endpoint.told("its answer has no prompt"))?;
                 Ok(Ok(prompt.to_owned()))
             }
         }

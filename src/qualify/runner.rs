@@ -7,9 +7,8 @@
 //!
 //! Deliberately not here: where finished runs are written, the way through a gateway (L3), and who issues certificates (`cli/`).
 
-use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
@@ -22,17 +21,17 @@ use crate::job::{Identity, JobId};
 use crate::provider::{Call, Fence, Outcome, Provider, Request, Response, Telling};
 use crate::qualify::prompt::{Prompt, why};
 use crate::qualify::suite::{Case, Level, Relation, Suite};
-use crate::validate::{Answer, Validator};
+use crate::validate::{Answer, Validator, gathered};
 
+pub(super) mod evidence;
 mod report;
 
+pub use evidence::{Hidden, Ids};
+use evidence::{Named, cached, text_at};
 pub use report::{Apart, Report};
 
 /// Longest excerpt of an answer in a report, in characters.
 const GOT_CHARS_MAX: usize = 400;
-
-/// The names of the answers that were given.
-type Ids = Mutex<HashSet<String>>;
 
 /// How a suite is run.
 #[derive(Clone, Debug)]
@@ -81,6 +80,8 @@ pub struct Run {
     pub input: String,
     /// What was got instead, shortened; `""` where it passed.
     pub got: String,
+    /// Whether a whole answer came.
+    pub answered: bool,
     /// The model that answered, by its own word.
     pub model: String,
     /// Which build of it.
@@ -110,6 +111,7 @@ impl Run {
             findings: Vec::new(),
             input: String::new(),
             got: String::new(),
+            answered: false,
             model: String::new(),
             build: String::new(),
             cost: 0,
@@ -153,6 +155,10 @@ pub struct Examined<'a> {
     pub settings: Settings,
     /// What it has taken until now.
     pub spent: Spent,
+    /// What answers must not be kept with.
+    pub hidden: Hidden,
+    /// The answers that came, by any way.
+    pub ids: Ids,
 }
 
 /// What an examination has taken until now: time from its beginning, and cost.
@@ -185,13 +191,13 @@ impl Examined<'_> {
     /// Cancel safe: what was told is done, the rest is not.
     pub async fn run(&self, done: &[Run], tell: impl Fn(&Run)) -> Vec<Run> {
         // What answered before it was interrupted is known again as well.
-        let ids = Mutex::new(done.iter().map(|run| run.answer_id.clone()).filter(|id| !id.is_empty()).collect());
+        self.ids.know(done);
         let cases = self.suite.cases.len();
         let all: Vec<(usize, u32)> =
             (1..=self.suite.runs).flat_map(|number| (0..cases).map(move |place| (place, number))).collect();
-        let (tell, ids) = (&tell, &ids);
+        let tell = &tell;
         let runs = futures_util::stream::iter(
-            all.into_iter().map(|(place, number)| self.one(&self.suite.cases[place], number, done, ids, tell)),
+            all.into_iter().map(|(place, number)| self.one(&self.suite.cases[place], number, done, tell)),
         )
         .buffer_unordered(self.settings.concurrency.max(1))
         .collect::<Vec<_>>()
@@ -217,7 +223,7 @@ impl Examined<'_> {
     }
 
     /// A case once, and the same question in other words; each that is not done yet.
-    async fn one(&self, case: &Case, number: u32, done: &[Run], ids: &Ids, tell: &impl Fn(&Run)) -> Vec<Run> {
+    async fn one(&self, case: &Case, number: u32, done: &[Run], tell: &impl Fn(&Run)) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::with_capacity(1 + case.relations.len());
         for place in std::iter::once(None).chain((0..case.relations.len()).map(Some)) {
             let variant = variant(case, place);
@@ -225,7 +231,7 @@ impl Examined<'_> {
                 runs.push(run.clone());
                 continue;
             }
-            let mut run = self.ask(case, number, place, ids).await;
+            let mut run = self.ask(case, number, place).await;
             if let (Some(place), Verdict::Passed) = (place, run.verdict) {
                 let expected = runs[0].compared.get(place).cloned();
                 compare(&mut run, &case.relations[place], expected);
@@ -234,6 +240,7 @@ impl Examined<'_> {
                     run.input = shortened(&String::from_utf8_lossy(&body));
                 }
             }
+            self.hidden.clean(&mut run);
             tell(&run);
             runs.push(run);
         }
@@ -241,7 +248,7 @@ impl Examined<'_> {
     }
 
     /// One request.
-    async fn ask(&self, case: &Case, number: u32, relation: Option<usize>, ids: &Ids) -> Run {
+    async fn ask(&self, case: &Case, number: u32, relation: Option<usize>) -> Run {
         let mut run = Run::blank(&case.name, &variant(case, relation), number, Level::Structure);
         if let Some(over) = self.over() {
             run.cut = true;
@@ -285,26 +292,26 @@ impl Examined<'_> {
                 }
             }
         }
+        // What stands behind the path may be a secret.
+        let address = format!("{} {}", rendered.method, rendered.url.split('?').next().unwrap_or_default());
         let outcome = self.provider.submit(self.call(rendered)).await;
         run.took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         run.level = Level::Structure;
         let (response, model) = match outcome {
             Outcome::Succeeded { response, model, .. } => (response, model),
             other => {
-                run.findings.push(why(&other));
+                run.findings.push(format!("{address}: {}", why(&other)));
                 return run;
             }
         };
         run.cost = self.spend(&response);
-        run.model = model.unwrap_or_default();
-        run.build = text_at(&response.body, "/system_fingerprint");
-        run.answer_id = text_at(&response.body, "/id");
-        if let Some(what) = cached(&response, &run.answer_id, ids) {
+        let answer = self.hidden.hide_in(&response.body);
+        if let Some(what) = self.came(&mut run, &response, &answer, model) {
             run.findings.push(what);
             return run;
         }
-        let Judged { mut findings, mut level } = self.judge(case, &body, &response.body);
-        let counted = serde_json::from_slice::<Value>(&response.body).ok();
+        let Judged { mut findings, mut level } = self.judge(case, &body, &answer);
+        let counted = serde_json::from_slice::<Value>(&answer).ok();
         let counted = counted.and_then(|answer| answer.pointer("/usage/prompt_tokens")?.as_u64());
         if let (Some(ours), Some(theirs)) = (tokens, counted)
             && ours != theirs
@@ -313,9 +320,9 @@ impl Examined<'_> {
             level = Level::Prompt;
         }
         run.level = level;
-        run.judged(findings, &case.shown(&response.body));
+        run.judged(findings, &case.shown(&answer));
         let relations = case.relations.iter().enumerate().filter(|(place, _)| relation.is_none_or(|only| only == *place));
-        run.compared = relations.map(|(_, relation)| case.comes_to(&relation.same, &body, &response.body).map(kept)).collect();
+        run.compared = relations.map(|(_, relation)| case.comes_to(&relation.same, &body, &answer).map(kept)).collect();
         run
     }
 
@@ -342,12 +349,45 @@ impl Examined<'_> {
         Judged { findings: case.faults(input, body), level: Level::Meaning }
     }
 
-    /// Judges an answer that came another way.
-    pub fn judged(&self, case: &Case, number: u32, variant: &str, (input, body): (&[u8], &[u8])) -> Run {
-        let Judged { findings, .. } = self.judge(case, input, body);
-        let mut run = Run::blank(&case.name, variant, number, Level::Gateway);
+    /// Notes who made an answer; says why it is no evidence, if it is none. `answer`: its body, gathered and hidden.
+    fn came(&self, run: &mut Run, response: &Response, answer: &[u8], model: Option<String>) -> Option<String> {
+        let named = Named::of(answer, model, &self.hidden);
+        (run.answered, run.model, run.build, run.answer_id) = (true, named.model, named.build, named.id);
+        cached(response, &run.answer_id, &self.ids)
+    }
+
+    /// Judges what came of a case asked another way: through a gateway, whole or as a stream.
+    pub fn judged(&self, case: &Case, variant: &str, input: &[u8], outcome: Outcome) -> Run {
+        let mut run = Run::blank(&case.name, variant, 1, Level::Gateway);
         run.input = shortened(&String::from_utf8_lossy(input));
-        run.judged(findings, &case.shown(body));
+        match outcome {
+            Outcome::Succeeded { response, model, .. } => {
+                run.cost = self.spend(&response);
+                let whole = gathered(&response.body);
+                let answer = self.hidden.hide_in(whole.as_deref().unwrap_or(&response.body));
+                match self.came(&mut run, &response, &answer, model) {
+                    Some(what) => run.findings.push(what),
+                    None => run.judged(self.judge(case, input, &answer).findings, &case.shown(&answer)),
+                }
+            }
+            other => run.findings.push(why(&other)),
+        }
+        self.hidden.clean(&mut run);
+        run
+    }
+
+    /// A request of a case asked another way that was not made: no more may be.
+    pub fn not_judged(&self, case: &Case, variant: &str, over: &str) -> Run {
+        let mut run = Run::blank(&case.name, variant, 1, Level::Gateway);
+        (run.cut, run.findings) = (true, vec![over.to_owned()]);
+        run
+    }
+
+    /// That the way through a gateway could not be gone.
+    pub fn no_way(&self, what: String) -> Run {
+        let mut run = Run::blank("through a gateway", "", 1, Level::Gateway);
+        run.findings.push(what);
+        self.hidden.clean(&mut run);
         run
     }
 
@@ -374,11 +414,6 @@ impl Examined<'_> {
             }
         }
         common
-    }
-
-    /// Why an answer that says of itself that it was given before is no evidence, if it says so.
-    pub fn is_cached(&self, response: &Response) -> Option<String> {
-        cached(response, "", &Mutex::default())
     }
 
     /// The request of a body, as it comes to the provider through the gateway.
@@ -447,53 +482,13 @@ fn kept(what: String) -> String {
     if short == what { what } else { format!("{short} (sha256 {})", hex(&sha256(what.as_bytes()))) }
 }
 
-/// Whether an answer is one that was given before.
-fn cached(response: &Response, id: &str, ids: &Ids) -> Option<String> {
-    for (name, value) in &response.headers {
-        let hit = match name.as_str() {
-            "x-cache" | "cf-cache-status" | "x-litellm-cache-key" => !value.to_ascii_lowercase().contains("miss"),
-            "age" => value != "0",
-            "idempotency-replayed" | "idempotent-replayed" => value == "true",
-            _ => false,
-        };
-        if hit {
-            return Some(format!("a cached answer is no evidence: {name}: {value}"));
-        }
-    }
-    let known = !id.is_empty() && !ids.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
-    known.then(|| format!("a cached answer is no evidence: the id {id:?} came before"))
-}
-
-pub(super) fn text_at(body: &[u8], pointer: &str) -> String {
-    let answer: Option<Value> = serde_json::from_slice(body).ok();
-    let found = answer.as_ref().and_then(|answer| answer.pointer(pointer));
-    found.map(|found| found.as_str().map_or_else(|| found.to_string(), str::to_owned)).unwrap_or_default()
-}
-
 fn shortened(text: &str) -> String {
-    match text.char_indices().nth(GOT_CHARS_MAX) {
+    shortened_to(text, GOT_CHARS_MAX)
+}
+
+fn shortened_to(text: &str, chars_max: usize) -> String {
+    match text.char_indices().nth(chars_max) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cached_answer_is_seen_by_its_headers_or_its_id() {
-        let ids = Mutex::new(HashSet::new());
-        let answer = |headers: &[(&str, &str)], body: &str| {
-            let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-            let id = text_at(body.as_bytes(), "/id");
-            cached(&Response { status: 200, headers, body: body.as_bytes().into() }, &id, &ids).is_some()
-        };
-        assert!(!answer(&[("x-cache", "MISS"), ("age", "0")], r#"{"id":"1"}"#));
-        assert!(answer(&[], r#"{"id":"1"}"#));
-        for (name, value) in [("x-cache", "HIT"), ("age", "7"), ("idempotent-replayed", "true")] {
-            assert!(answer(&[(name, value)], "{}"), "{name}");
-        }
-        assert!(!answer(&[], "{}") && !answer(&[], "{}"));
     }
 }

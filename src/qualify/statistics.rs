@@ -20,15 +20,17 @@ pub fn wilson(failures: u32, runs: u32) -> (f64, f64) {
 /// What the runs say, in words: without a failure by the rule of three, else by Wilson's interval.
 pub fn says(failures: u32, runs: u32) -> String {
     let percent = |rate: f64| format!("{:.1} %", rate * 100.0);
+    let all = if runs == 1 { "1 run".to_owned() } else { format!("{runs} runs") };
     match (failures, runs) {
         (_, 0) => "nothing was decided, so nothing is known".to_owned(),
+        // The rule says no more than what is true of every rate.
+        (0, 1..=3) => format!("no failure in {all}: so few say nothing of the failure rate, at 95 % it is at most 100.0 %"),
         (0, n) => {
-            let most = (3.0 / f64::from(n)).min(1.0);
-            format!("no failure in {n} runs: at 95 % the failure rate is at most 3/{n} = {}", percent(most))
+            format!("no failure in {all}: at 95 % the failure rate is at most 3/{n} = {}", percent(3.0 / f64::from(n)))
         }
         (failures, n) => {
             let (low, high) = wilson(failures, n);
-            format!("{failures} of {n} runs failed: at 95 % the failure rate is {} to {}", percent(low), percent(high))
+            format!("{failures} of {all} failed: at 95 % the failure rate is {} to {}", percent(low), percent(high))
         }
     }
 }
@@ -54,7 +56,9 @@ mod tests {
     #[test]
     fn words_claim_no_more_than_the_runs_carry() {
         assert_eq!(says(0, 30), "no failure in 30 runs: at 95 % the failure rate is at most 3/30 = 10.0 %");
-        assert!(says(0, 2).ends_with("100.0 %"));
+        assert_eq!(says(0, 1), "no failure in 1 run: so few say nothing of the failure rate, at 95 % it is at most 100.0 %");
+        assert!(says(0, 2).starts_with("no failure in 2 runs: ") && says(0, 3).ends_with("100.0 %") && !says(0, 3).contains('/'));
+        assert!(says(0, 4).ends_with("3/4 = 75.0 %") && says(1, 1).starts_with("1 of 1 run failed: "));
         assert!(says(0, 0).contains("nothing is known"));
         assert!(says(1, 29).contains("0.6 % to 17.2 %"));
     }

@@ -14,9 +14,11 @@ use serde_saphyr::Spanned;
 
 use crate::validate::{Answer, Check, Expression, Extract, Of, Parse, Required, Validator};
 
+mod accepted;
 mod probes;
 mod written;
 
+use accepted::{Accepted, Trial};
 use written::{Written, WrittenCase, WrittenRelation, line_of};
 
 /// Largest suite, in bytes.
@@ -31,6 +33,8 @@ pub const RELATIONS_MAX: usize = 32;
 const NAME_CHARS_MAX: usize = 100;
 /// The budget of one template of an input: about one unit a step.
 const FUEL: u64 = 100_000;
+/// What is told where an assertion or a relation adds nothing to the schema.
+const WAY_OUT: &str = "if more does, name an output in refuse that the schema accepts and this must refuse";
 
 /// What is proved, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
@@ -170,6 +174,15 @@ impl Relation {
     }
 }
 
+/// Who judges answers beside a case's own assertions.
+#[derive(Clone, Copy)]
+enum Judge<'a> {
+    /// The route, and what its schema accepts.
+    Known { route: Option<&'a Validator>, accepted: Option<&'a Accepted> },
+    /// A route that is itself refused.
+    Unknown,
+}
+
 /// One thing that is wrong with a suite.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wrong {
@@ -200,6 +213,15 @@ impl Suite {
     /// # Errors
     /// Everything that is wrong with it, for whoever wrote it.
     pub fn load(bytes: &[u8], route: Option<&Validator>) -> Result<Self, Vec<Wrong>> {
+        Suite::load_for(bytes, Judge::Known { route, accepted: Accepted::of(route).as_ref() })
+    }
+
+    /// What is wrong with a suite whatever a route requires: of a route that was refused itself, nothing more is known.
+    pub fn wrong_in_itself(bytes: &[u8]) -> Vec<Wrong> {
+        Suite::load_for(bytes, Judge::Unknown).err().unwrap_or_default()
+    }
+
+    fn load_for(bytes: &[u8], judge: Judge<'_>) -> Result<Self, Vec<Wrong>> {
         if bytes.len() > SUITE_BYTES_MAX {
             return Err(vec![Wrong::with_all(format!("it has {} bytes; the limit is {SUITE_BYTES_MAX}", bytes.len()))]);
         }
@@ -240,7 +262,7 @@ impl Suite {
             }
             assertions.extend(case.assert.iter().map(|assertion| assertion.value.clone()));
             assertions.extend(case.relations.iter().map(|relation| relation.value.same.clone()));
-            match Case::of(case, line, route) {
+            match Case::of(case, line, judge) {
                 Ok(case) => cases.push(case),
                 Err(faults) => {
                     wrong
@@ -262,8 +284,11 @@ impl Suite {
             assertions,
         };
         for (place, case) in suite.cases.iter().enumerate() {
+            let mut told = BTreeSet::new();
             for relation in std::iter::once(None).chain((0..case.relations.len()).map(Some)) {
-                if let Err(fault) = case.request(&suite, "", relation, 0) {
+                if let Err(fault) = case.request(&suite, "", relation, 0)
+                    && told.insert(fault.clone())
+                {
                     wrong.push(Wrong { line: case.line, what: format!("{}: {fault}", called(&case.name, place + 1)) });
                 }
             }
@@ -288,7 +313,7 @@ fn called(name: &str, number: usize) -> String {
 }
 
 impl Case {
-    fn of(written: WrittenCase, line: Option<u64>, route: Option<&Validator>) -> Result<Self, Vec<Wrong>> {
+    fn of(written: WrittenCase, line: Option<u64>, judge: Judge<'_>) -> Result<Self, Vec<Wrong>> {
         let WrittenCase { name, values, input, assert, refuse, relations } = written;
         let mut wrong = Vec::new();
         if assert.is_empty() {
@@ -319,9 +344,13 @@ impl Case {
         let texts: Vec<String> = assert.iter().map(|assertion| assertion.value.clone()).collect();
         let check = Check::compile(Of::Output, &Required { schema: None, assertions: &texts });
         let check = check.map_err(|refused| refused.into_iter().map(|one| Wrong { line, what: one.what }).collect::<Vec<_>>())?;
-        let extract = route.map(|route| route.extract.clone()).unwrap_or_default();
+        let extract = match judge {
+            Judge::Known { route, .. } => route.map(|route| route.extract.clone()).unwrap_or_default(),
+            Judge::Unknown => Extract::default(),
+        };
         let validator = Validator { input: None, output: Some(check), extract };
         let case = Case { name, line, relations: compiled, values, input, validator };
+        let Judge::Known { route, accepted } = judge else { return Ok(case) };
         let asked = case.input.to_string();
         for (place, refused) in refuse.iter().enumerate() {
             let body = answer_with(&case.validator.extract, &refused.value.output).to_string().into_bytes();
@@ -334,21 +363,13 @@ impl Case {
         }
         let known: Vec<&Value> = refuse.iter().map(|refused| &refused.value.output).collect();
         for (place, assertion) in assert.iter().enumerate() {
-            if !case.can_break(&assertion.value, &known) {
-                let what = format!(
-                    "assertion {}: {}: nothing that an answer could say breaks it; if something does, name it in refuse",
-                    place + 1,
-                    one_line(&assertion.value)
-                );
+            if let Some(what) = case.proves_nothing(&assertion.value, &known, accepted) {
+                let what = format!("assertion {}: {}: {what}", place + 1, one_line(&assertion.value));
                 wrong.push(Wrong { line: line_of(assertion), what });
             }
         }
         for (relation, written) in case.relations.iter().zip(&relations) {
-            let fault = never_there(&relation.same, route).or_else(|| {
-                let is_fixed = case.comes_to_one(&relation.same, &written.value.same, &known);
-                is_fixed.then(|| "it comes to the same whatever an answer says".to_owned())
-            });
-            if let Some(what) = fault {
+            if let Some(what) = case.is_fixed(&relation.same, &written.value.same, &known, accepted) {
                 let what = format!("{}: same: {}: {what}", relation.name, one_line(&written.value.same));
                 wrong.push(Wrong { line: line_of(written), what });
             }
@@ -356,27 +377,58 @@ impl Case {
         if wrong.is_empty() { Ok(case) } else { Err(wrong) }
     }
 
-    /// Whether some answer breaks an assertion.
-    fn can_break(&self, assertion: &str, known: &[&Value]) -> bool {
-        let required = Required { schema: None, assertions: &[assertion.to_owned()] };
-        let (Ok(check), Ok(expression)) = (Check::compile(Of::Output, &required), Expression::compile(assertion)) else {
-            return true;
+    /// Why an assertion proves nothing, if it does not.
+    fn proves_nothing(&self, text: &str, known: &[&Value], accepted: Option<&Accepted>) -> Option<String> {
+        let required = Required { schema: None, assertions: &[text.to_owned()] };
+        let (Ok(check), Ok(expression)) = (Check::compile(Of::Output, &required), Expression::compile(text)) else {
+            return None;
         };
         let validator = Validator { input: None, output: Some(check), extract: self.validator.extract.clone() };
-        let asked = self.input.to_string();
-        let bodies = probes::bodies(assertion, &expression.names(), &validator.extract, known);
-        bodies.iter().any(|body| {
+        let (asked, names) = (self.input.to_string(), expression.names());
+        let breaks = |body: &[u8]| {
             let judged = validator.check_output(asked.as_bytes(), Answer { content_encoding: None, body });
             judged.is_err_and(|invalid| invalid.faults.iter().any(|fault| fault.rule.starts_with("assertion")))
-        })
+        };
+        let body_of = |output: &Value| answer_with(&validator.extract, output).to_string().into_bytes();
+        if let Some(what) = accepted.and_then(|accepted| accepted.never_there(&names)) {
+            return Some(what);
+        }
+        let trial = Trial { text, names: &names, input: &self.input, known };
+        if let Some(what) = accepted.and_then(|accepted| accepted.never_holds(&trial, |output| !breaks(&body_of(output)))) {
+            return Some(format!("it can never hold: {what}"));
+        }
+        let outputs = accepted.and_then(|accepted| accepted.outputs(&trial));
+        if outputs.iter().flatten().any(|output| breaks(&body_of(output))) {
+            return None;
+        }
+        if !probes::bodies(text, &names, &validator.extract, known).iter().any(|body| breaks(body)) {
+            return Some("nothing that an answer could say breaks it; if something does, name it in refuse".to_owned());
+        }
+        outputs.map(|_| format!("only what the route's schema refuses anyway breaks it; {WAY_OUT}"))
     }
 
-    /// Whether an expression comes to one value only, for all answers of which it can be judged.
-    fn comes_to_one(&self, expression: &Expression, text: &str, known: &[&Value]) -> bool {
+    /// Why an expression comes to the same for all answers, if it does, of which it can be judged.
+    fn is_fixed(&self, same: &Expression, text: &str, known: &[&Value], accepted: Option<&Accepted>) -> Option<String> {
+        let names = same.names();
+        if let Some(what) = accepted.and_then(|accepted| accepted.never_there(&names)) {
+            return Some(what);
+        }
+        if self.comes_to_one(same, &probes::bodies(text, &names, &self.validator.extract, known)) {
+            return Some("it comes to the same whatever an answer says".to_owned());
+        }
+        let outputs = accepted?.outputs(&Trial { text, names: &names, input: &self.input, known })?;
+        let bodies: Vec<Vec<u8>> =
+            outputs.iter().map(|output| answer_with(&self.validator.extract, output).to_string().into_bytes()).collect();
+        let is_one = self.comes_to_one(same, &bodies);
+        is_one.then(|| format!("it comes to the same for all that the route's schema accepts; {WAY_OUT}"))
+    }
+
+    /// Whether an expression comes to one value only, for all of these answers of which it can be judged.
+    fn comes_to_one(&self, expression: &Expression, bodies: &[Vec<u8>]) -> bool {
         let asked = self.input.to_string();
         let mut first = None;
-        for body in probes::bodies(text, &expression.names(), &self.validator.extract, known) {
-            let Ok(value) = self.comes_to(expression, asked.as_bytes(), &body) else { continue };
+        for body in bodies {
+            let Ok(value) = self.comes_to(expression, asked.as_bytes(), body) else { continue };
             if *first.get_or_insert_with(|| value.clone()) != value {
                 return false;
             }
@@ -445,38 +497,13 @@ impl Case {
     }
 }
 
-/// What an expression looks up that the route's schema lets no output have.
-fn never_there(same: &Expression, route: Option<&Validator>) -> Option<String> {
-    let schema: Value = serde_json::from_str(route?.output.as_ref()?.schema_text()).ok()?;
-    same.names().iter().find_map(|name| {
-        let mut members = name.split('.');
-        members.next().filter(|variable| *variable == "output")?;
-        let mut at = &schema;
-        for member in members {
-            let known = at.get("properties")?.as_object()?;
-            // Elsewhere a schema may allow more, or say more of what is allowed here.
-            let is_all = at["additionalProperties"] == Value::Bool(false) && at.get("patternProperties").is_none();
-            match known.get(member) {
-                Some(schema) => at = schema,
-                None if is_all => return Some(format!("the route's schema allows no {member:?} there")),
-                None => return None,
-            }
-        }
-        None
-    })
-}
-
 /// The template strings of an input, filled.
 fn filled(engine: &Environment<'_>, value: &Value, values: &Map<String, Value>) -> Result<Value, String> {
     Ok(match value {
-        Value::String(text) if text.contains("{{") || text.contains("{%") => Value::String(
-            engine
-                .render_str(
-                    text,
-                    crate::validate::engine_value(&Value::Object(values.clone())).ok_or("values: a number is too large")?,
-                )
-                .map_err(|error| format!("input: {}", one_line(&error.to_string())))?,
-        ),
+        Value::String(text) if text.contains("{{") || text.contains("{%") => {
+            let all = crate::validate::engine_value(&Value::Object(values.clone())).ok_or("values: a number is too large")?;
+            Value::String(engine.render_str(text, all).map_err(|error| not_filled(engine, text, values, &error))?)
+        }
         Value::Array(items) => Value::Array(items.iter().map(|item| filled(engine, item, values)).collect::<Result<_, _>>()?),
         Value::Object(members) => {
             let member = |(name, member): (&String, &Value)| Ok((name.clone(), filled(engine, member, values)?));
@@ -484,6 +511,36 @@ fn filled(engine: &Environment<'_>, value: &Value, values: &Map<String, Value>) 
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.clone(),
     })
+}
+
+/// What is wrong with a template of an input. A value that is not there is named, with those that are.
+fn not_filled(engine: &Environment<'_>, text: &str, values: &Map<String, Value>, error: &minijinja::Error) -> String {
+    let whole = format!("input: {}", one_line(&error.to_string()));
+    let Ok(template) = engine.template_from_str(text) else { return whole };
+    if error.kind() != minijinja::ErrorKind::UndefinedError {
+        return whole;
+    }
+    let is_there = |name: &str| {
+        let mut members = name.split('.');
+        let first = members.next().unwrap_or_default();
+        let Some(value) = values.get(first) else {
+            return first == "loop" || engine.globals().any(|(global, _)| global == first);
+        };
+        // What a list or a text has is the engine's business.
+        let last = members.try_fold(value, |at, member| match at {
+            Value::Object(members) => members.get(member).ok_or(false),
+            _ => Err(true),
+        });
+        last.map_or_else(|is_there| is_there, |_| true)
+    };
+    let missing: BTreeSet<String> = template.undeclared_variables(true).into_iter().filter(|name| !is_there(name)).collect();
+    if missing.is_empty() {
+        return whole;
+    }
+    let missing = one_line(&missing.into_iter().collect::<Vec<_>>().join(", "));
+    let known = one_line(&values.keys().cloned().collect::<Vec<_>>().join(", "));
+    let known = if known.is_empty() { "there are none".to_owned() } else { format!("known are {known}") };
+    format!("input: there is no {missing} in values; {known}")
 }
 
 /// An answer with this output where the route looks for it.

@@ -158,11 +158,8 @@ impl Running {
             token,
             lane,
             place,
+            fence: grant.fence(Fence::until(runtime.fence_ms(lease_from_ms))),
             certificate: grant.certificate,
-            fence: match grant.permit {
-                Some(permit) => Fence::until(runtime.fence_ms(lease_from_ms)).by(permit),
-                None => Fence::until(runtime.fence_ms(lease_from_ms)),
-            },
             sequence: AtomicU64::new(0),
             hint_ms,
             strip_after_ms: if rules.retention_ms < rules.key_life_ms { rules.retention_ms } else { 0 },

@@ -9,7 +9,8 @@
 //! A certificate is suspended for the whole fleet by what a provider answers under it, whoever brings the answer: by another model
 //! than the one that was certified, or too often with what is not valid. That window is each gateway's own.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -17,14 +18,15 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::attempt::{AttemptState, AttemptToken};
+use crate::error::StoreError;
 use crate::job::{Job, JobId};
 use crate::metrics;
 use crate::policy::{DENIED, Gate, Open};
-use crate::provider::{Outcome, Permit, ProviderFuture, Rendered, Request, boottime_ms};
-use crate::qualify::{Bindings, Certificate, Denial, Kept, Standing, decide, stands};
+use crate::provider::{Fence, Outcome, Permit, ProviderFuture, Rendered, Request, boottime_ms};
+use crate::qualify::{Bindings, Certificate, Denial, Kept, Standing, decide, in_force, stands};
 use crate::runtime::attempts::Work;
 use crate::runtime::{Inner, Route, Suspend, millis};
-use crate::store::Store;
+use crate::store::{Stood, Store, insist};
 
 /// How old the word of the store may be when the first byte leaves: so long after a revoke nothing goes to a provider any more.
 pub(super) const PERMIT_AGE_MAX: Duration = Duration::from_secs(1);
@@ -101,7 +103,7 @@ pub(super) async fn open_unseen(runtime: &Inner, route: &Route, job: &Job) -> Op
             let Kept { certificate, standing, .. } = one;
             *standing == Standing::Live && certificate.expires_ms > now_ms && contract.may_cover(&certificate.bindings)
         };
-        if kept.iter().any(may_cover) {
+        if in_force(&kept).any(may_cover) {
             open.add(place);
         }
     }
@@ -141,6 +143,16 @@ pub(super) struct Grant {
     pub(super) certificate: String,
     /// The leave that it gives, `None` where none is needed.
     pub(super) permit: Option<Arc<dyn Permit>>,
+}
+
+impl Grant {
+    /// A fence that lets pass only what is permitted.
+    pub(super) fn fence(&self, fence: Fence) -> Fence {
+        match &self.permit {
+            Some(permit) => fence.by(Arc::clone(permit)),
+            None => fence,
+        }
+    }
 }
 
 /// Asks whether an attempt may begin at a provider, right before it does. An error is the reason why not, for the record.
@@ -236,15 +248,20 @@ enum Valid {
     No,
 }
 
-/// The last answers of each provider on each route, the newest last.
+/// What answers have said of certificates.
 #[derive(Default)]
-pub(super) struct Answers(Mutex<HashMap<(String, String), VecDeque<Valid>>>);
+pub(super) struct Answers {
+    /// The last ones of each provider on each route, the newest last.
+    last: Mutex<HashMap<(String, String), VecDeque<Valid>>>,
+    /// The certificates that are being suspended: one word on each is enough.
+    suspending: Arc<Mutex<HashSet<String>>>,
+}
 
 impl Answers {
     /// Counts one more; says so if too many of the last were invalid. Then the count begins anew.
     fn count(&self, route: &Route, provider: &str, valid: Valid) -> Option<String> {
         let Suspend { invalid, of } = route.proof.suspend?;
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let last = all.entry((route.name.clone(), provider.to_owned())).or_default();
         last.push_back(valid);
         while last.len() > of {
@@ -292,31 +309,108 @@ impl Seen {
 /// Does to a certificate what an answer says of it, once the answer itself is stored.
 ///
 /// Another model, or another build of it, than the certified one suspends it; so do invalid answers, if they are too many of the
-/// last.
+/// last. That is said in the background, again and again until it is stored or the gateway has stopped.
 pub(super) async fn saw(runtime: &Inner, route: &Route, provider: &str, certificate: &str, seen: Seen) {
-    let found = match seen {
+    let answered = match seen {
         Seen::Nothing => return,
-        Seen::Invalid => runtime.answers.count(route, provider, Valid::No).map(|reason| ("invalid", reason)),
+        Seen::Invalid => match runtime.answers.count(route, provider, Valid::No) {
+            Some(reason) => Answered::Invalid(reason),
+            None => return,
+        },
         Seen::Valid { model, build } => {
             runtime.answers.count(route, provider, Valid::Yes);
-            let kept = match runtime.store.certificates(&route.name, provider).await {
-                Ok(kept) => kept,
-                Err(error) => {
-                    tracing::warn!(route = route.name, provider, %error, "whether the certified model answered is not known");
-                    return;
-                }
-            };
-            let own = kept.iter().find(|one| one.certificate.id == certificate);
-            own.and_then(|one| drift(&one.certificate, &model, &build)).map(|reason| ("drift", reason))
+            Answered::By { model, build }
         }
     };
-    let Some((why, reason)) = found else { return };
-    metrics::certificate_suspended(&route.name, why);
-    tracing::error!(route = route.name, provider, certificate, reason, "a certificate is suspended: no failover goes there");
-    let (pair, token) = ((route.name.as_str(), provider), AttemptToken::random());
-    let suspended = runtime.store.mark_certificate(token, pair, Some(certificate), Standing::Suspended, (ACTOR, &reason)).await;
-    if let Err(error) = suspended {
-        tracing::error!(route = route.name, provider, certificate, %error, "a certificate could not be suspended");
+    let suspicion = Suspicion {
+        store: runtime.store.clone(),
+        suspending: Arc::clone(&runtime.answers.suspending),
+        route: route.name.clone(),
+        provider: provider.to_owned(),
+        certificate: certificate.to_owned(),
+    };
+    let stopped = runtime.stopped.clone();
+    runtime.work.spawn(async move {
+        if stopped.run_until_cancelled(suspicion.follow(answered)).await.is_none() {
+            let Suspicion { route, provider, certificate, .. } = suspicion;
+            tracing::error!(
+                route,
+                provider,
+                certificate,
+                "the gateway stops before it knows that a certificate is well or suspended"
+            );
+        }
+    });
+}
+
+/// What an answer gives reason to look at.
+enum Answered {
+    /// Too many were invalid; how many.
+    Invalid(String),
+    /// Who answered.
+    By { model: String, build: String },
+}
+
+/// A certificate that may be no longer true.
+struct Suspicion {
+    store: Store,
+    suspending: Arc<Mutex<HashSet<String>>>,
+    route: String,
+    provider: String,
+    certificate: String,
+}
+
+impl Suspicion {
+    async fn follow(&self, answered: Answered) {
+        let (why, reason) = match answered {
+            Answered::Invalid(reason) => ("invalid", reason),
+            Answered::By { model, build } => {
+                let read = || self.store.certificates(&self.route, &self.provider);
+                let kept = match insist(read, |error, pause| self.tried(error, pause)).await {
+                    Ok(kept) => kept,
+                    // Nor does the gate let anybody go there by what cannot be read.
+                    Err(error) => {
+                        let Suspicion { route, provider, .. } = self;
+                        tracing::warn!(route, provider, %error, "whether the certified model answered is not known");
+                        return;
+                    }
+                };
+                let own = kept.iter().find(|one| one.certificate.id == self.certificate);
+                match own.and_then(|one| drift(&one.certificate, &model, &build)) {
+                    Some(reason) => ("drift", reason),
+                    None => return,
+                }
+            }
+        };
+        if !self.suspending.lock().unwrap_or_else(PoisonError::into_inner).insert(self.certificate.clone()) {
+            return;
+        }
+        self.suspend(why, &reason).await;
+        self.suspending.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.certificate);
+    }
+
+    async fn suspend(&self, why: &'static str, reason: &str) {
+        let Suspicion { store, route, provider, certificate, .. } = self;
+        let (pair, token, said) = ((route.as_str(), provider.as_str()), AttemptToken::random(), (ACTOR, reason));
+        let say = || store.mark_certificate(token, pair, Some(certificate), Standing::Suspended, said);
+        match insist(say, |error, pause| self.tried(error, pause)).await {
+            Ok(Stood::Changed(_) | Stood::Repeated) => {
+                metrics::certificate_suspended(route, why);
+                tracing::error!(route, provider, certificate, reason, "a certificate is suspended: no failover goes there");
+            }
+            Ok(Stood::Refused | Stood::NotFound) => {
+                tracing::info!(route, provider, certificate, reason, "a certificate to suspend is revoked or gone");
+            }
+            Err(error) => {
+                tracing::error!(route, provider, certificate, reason, %error, "a certificate could not be suspended: revoke it");
+            }
+        }
+    }
+
+    fn tried(&self, error: &StoreError, pause: Duration) -> ControlFlow<()> {
+        let Suspicion { route, provider, certificate, .. } = self;
+        tracing::warn!(route, provider, certificate, %error, ?pause, "a certificate that may be untrue stands: again after a pause");
+        ControlFlow::Continue(())
     }
 }
 
@@ -356,7 +450,7 @@ pub(super) async fn run(runtime: Arc<Inner>) {
                 let Ok(kept) = runtime.store.certificates(&route.name, &contract.provider).await else { continue };
                 let now_ms = runtime.store.now_ms();
                 let is_good = |one: &&Kept| one.standing == Standing::Live && contract.may_cover(&one.certificate.bindings);
-                let good = kept.iter().filter(is_good).map(|one| one.certificate.expires_ms).max();
+                let good = in_force(&kept).filter(is_good).map(|one| one.certificate.expires_ms).max();
                 let left_ms = good.unwrap_or(0).saturating_sub(now_ms);
                 first = Some(first.map_or(left_ms, |first: u64| first.min(left_ms)));
             }

@@ -393,6 +393,10 @@ impl Asker {
             }
         };
         let Some(_room) = self.runtime.try_room(lane) else { return Ok(None) };
+        // It may be the first time that it arrives: what may not be sent there may not be sent there again.
+        let Some(route) = self.runtime.routes.get(&job.route) else { return Ok(None) };
+        let place = route.providers.iter().position(|name| *name == attempt.provider).unwrap_or_default();
+        let Ok(grant) = certificates::permit(&self.runtime, route, job.id, place, &rendered).await else { return Ok(None) };
         // Before the first byte: whoever comes after us counts it.
         let replays = job.happened(attempt.number, Noted::Replayed.as_str()).count();
         let detail = format!("{} of at most {REPLAYS_MAX}, with the same key and the same bytes", replays + 1);
@@ -404,7 +408,7 @@ impl Asker {
             attempt: attempt.number,
             idempotency_key: attempt_key(job.id, attempt.number),
             traceparent: None,
-            fence: self.fence.clone(),
+            fence: grant.fence(self.fence.clone()),
             deadline: Instant::now() + lane.slot.total,
             told: telling,
         };

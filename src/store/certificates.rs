@@ -4,6 +4,8 @@
 //! `lua/mark_certificate.lua`. Nothing here remembers anything: whoever decides about a failover reads what stands at that moment.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::time::Duration;
 
 use redis::Value;
 use serde::Deserialize;
@@ -25,6 +27,10 @@ const WORDS_CHARS_MAX: usize = 500;
 const EVIDENCE_KEEP_MS: u64 = 30 * 24 * 3_600_000;
 /// Most routes and providers that are listed.
 const PAIRS_MAX: usize = 10_000;
+/// The pause after the first call that failed: a connection that was cut is built anew by then. Each later one is twice as long.
+const INSIST_PAUSE_MIN: Duration = Duration::from_millis(100);
+/// The longest pause between two calls, so that a word counts soon after Redis is back.
+const INSIST_PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// What came of a word on certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +50,18 @@ pub enum Stood {
 pub enum Issued {
     /// It is kept.
     Kept,
-    /// The one that it renews is not live any more: nothing was issued.
+    /// The one that it renews is not live any more, or one of the same route and provider was suspended or revoked since the runs
+    /// began: nothing was issued.
     Refused,
+}
+
+/// The routes and providers that have had certificates.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Certified {
+    /// Route and provider, sorted.
+    pub pairs: Vec<(String, String)>,
+    /// Members of the index that name nobody, escaped.
+    pub unreadable: Vec<String>,
 }
 
 /// Who renews a certificate.
@@ -80,15 +96,17 @@ fn pair(route: &str, provider: &str) -> String {
 impl Store {
     /// Keeps a certificate, live from now on, and its evidence; one that renews another only if that one is live at this moment.
     ///
-    /// Whoever suspended or revoked the one that is renewed, while the provider was examined, has the last word.
+    /// Whoever suspended or revoked the one that is renewed, while the provider was examined, has the last word; so has who did so to
+    /// any of this route and provider at `since_ms` or later, by Redis' clock: that is when the examination began, 0 for never.
     ///
     /// # Errors
-    /// Any: the same call again. `Fatal` (`BADARG`) for a report beyond [`EVIDENCE_BYTES_MAX`].
+    /// Any: the same call again ([`insist`]). `Fatal` (`BADARG`) for a report beyond [`EVIDENCE_BYTES_MAX`].
     pub async fn issue_certificate(
         &self,
         certificate: &Certificate,
         evidence: &[u8],
         renews: Option<&str>,
+        since_ms: u64,
     ) -> Result<Issued, StoreError> {
         if evidence.len() > EVIDENCE_BYTES_MAX {
             let what = format!("the report has {} bytes; the limit is {EVIDENCE_BYTES_MAX}", evidence.len());
@@ -106,7 +124,8 @@ impl Store {
         let json = serde_json::to_string(certificate).map_err(|error| StoreError::fatal("BADARG", error))?;
         let token = AttemptToken::random();
         let by = shortened(issued_by);
-        let arguments = arguments![token, id.as_str(), json.as_str(), by.as_str(), life_ms, renews.unwrap_or_default()];
+        let renews = renews.unwrap_or_default();
+        let arguments = arguments![token, id.as_str(), json.as_str(), by.as_str(), life_ms, renews, since_ms];
         let key = self.inner.keys.certificates(&pair(route, provider));
         let call = Call::new(Script::IssueCertificate, &[&key], arguments, token.as_bytes().to_vec());
         let reply = self.run(&call, &Around::default()).await?;
@@ -158,7 +177,7 @@ impl Store {
     /// nothing a second time, whatever was said in between.
     ///
     /// # Errors
-    /// Any: the same call again.
+    /// Any: the same call again ([`insist`]). `Fatal` (`BADARG`) for an empty name.
     pub async fn mark_certificate(
         &self,
         token: AttemptToken,
@@ -167,6 +186,9 @@ impl Store {
         standing: Standing,
         (by, reason): (&str, &str),
     ) -> Result<Stood, StoreError> {
+        if id == Some("") {
+            return Err(StoreError::fatal("BADARG", "no certificate has an empty name"));
+        }
         let (by, reason) = (shortened(by), shortened(reason));
         let arguments = arguments![token, id.unwrap_or_default(), standing.as_str(), by.as_str(), reason.as_str()];
         let key = self.inner.keys.certificates(&pair(route, provider));
@@ -214,22 +236,24 @@ impl Store {
         serde_json::from_str(events).map_err(|error| StoreError::fatal("BADCERTIFICATE", format!("{route}, {provider}: {error}")))
     }
 
-    /// Lists the routes and providers that have had certificates.
+    /// Lists the routes and providers that have had certificates, and what in the index names none.
     ///
     /// # Errors
     /// The store's.
-    pub async fn certified_pairs(&self) -> Result<Vec<(String, String)>, StoreError> {
+    pub async fn certified_pairs(&self) -> Result<Certified, StoreError> {
         let mut range = redis::cmd("ZREVRANGE");
         range.arg(self.inner.keys.certified()).arg(0).arg(PAIRS_MAX - 1);
         let bad = |_| StoreError::fatal("BADCERTIFICATE", "the index is no list of texts");
-        let members: Vec<String> = redis::from_redis_value(self.command(range).await?).map_err(bad)?;
-        let mut pairs: Vec<(String, String)> = members
-            .iter()
-            .filter_map(|member| member.split_once('\n'))
-            .map(|(route, provider)| (route.to_owned(), provider.to_owned()))
-            .collect();
-        pairs.sort();
-        Ok(pairs)
+        let members: Vec<Vec<u8>> = redis::from_redis_value(self.command(range).await?).map_err(bad)?;
+        let mut certified = Certified::default();
+        for member in members {
+            match std::str::from_utf8(&member).ok().and_then(|member| member.split_once('\n')) {
+                Some((route, provider)) => certified.pairs.push((route.to_owned(), provider.to_owned())),
+                None => certified.unreadable.push(member.escape_ascii().to_string()),
+            }
+        }
+        certified.pairs.sort();
+        Ok(certified)
     }
 
     /// Reads the report that is a certificate's evidence; `None` once it is forgotten.
@@ -252,6 +276,32 @@ impl Store {
         let fields = self.command_of_master(read).await?;
         let bad = |error| StoreError::fatal("BADCERTIFICATE", format!("{route}, {provider}: {error}"));
         redis::from_redis_value(fields).map_err(bad)
+    }
+}
+
+/// Makes the same call again until it is answered, with growing pauses. `failed` hears of each failure and of the pause that follows,
+/// and may give up.
+///
+/// # Errors
+/// The last failure: the one that `failed` gave up at, or a `Fatal` one that no permission mends.
+///
+/// # Cancel safety
+/// What is dropped may have been executed, or be executed still.
+pub async fn insist<T, F: Future<Output = Result<T, StoreError>>>(
+    mut call: impl FnMut() -> F,
+    mut failed: impl FnMut(&StoreError, Duration) -> ControlFlow<()>,
+) -> Result<T, StoreError> {
+    let mut pause = INSIST_PAUSE_MIN;
+    loop {
+        let error = match call().await {
+            Ok(answer) => return Ok(answer),
+            Err(error) => error,
+        };
+        if !(error.is_retryable() || error.is_for_permission()) || failed(&error, pause).is_break() {
+            return Err(error);
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(INSIST_PAUSE_MAX);
     }
 }
 

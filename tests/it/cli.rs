@@ -596,6 +596,18 @@ async fn without_redis_nothing_starts_and_it_is_said_why() {
     assert_eq!(doctor["ok"], json!(false));
 }
 
+/// Whoever looks for what would break a promise sees that one is not made.
+#[tokio::test]
+async fn the_doctor_warns_of_an_open_gate() {
+    let config = |gate: &str| SHOP.replace("[\"laser\"]", &format!("[\"laser\", \"plotter\"]\ngate = \"{gate}\""));
+    for (gate, found) in [("enforce", false), ("shadow", true), ("off", true)] {
+        let home = Home::new(&config(gate));
+        let doctor = home.run(&["--json", "--set", "redis.url=redis://127.0.0.1:1", "doctor"]).await.expect(6).json();
+        let finding = doctor["findings"].as_array().unwrap().iter().find(|finding| finding["check"] == json!("gate"));
+        assert_eq!(finding.map(|finding| &finding["verdict"]), found.then_some(&json!("warning")), "{gate}: {doctor:#}");
+    }
+}
+
 #[tokio::test]
 async fn the_doctor_finds_a_private_redis_well() {
     let home = Home::new(SHOP);

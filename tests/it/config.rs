@@ -930,7 +930,12 @@ fn what_of_a_route_may_surprise_is_told() {
         Given { toml, ..given }.load().unwrap().remarks()
     };
     assert!(remarks("", "providers = [\"press\"]\n").is_empty());
-    assert!(remarks("", "providers = [\"press\", \"laser\"]\ngate = \"off\"\n").is_empty());
+    for gate in ["off", "shadow"] {
+        let open = remarks("", &format!("providers = [\"press\", \"laser\"]\ngate = \"{gate}\"\n"));
+        let said = format!("route print: gate = \"{gate}\": jobs fail over to providers that have proved nothing; ");
+        assert!(open.len() == 1 && open[0].starts_with(&said), "{open:?}");
+        assert!(remarks("", &format!("providers = [\"press\"]\ngate = \"{gate}\"\n")).is_empty(), "there is nowhere to go");
+    }
     let alone = remarks("", "providers = [\"laser\", \"press\"]\n");
     assert_eq!(alone.len(), 1);
     assert!(alone[0].starts_with("route print: laser alone is called, for gate = \"enforce\""), "{alone:?}");
@@ -1035,6 +1040,36 @@ fn a_webhook_needs_a_secret_an_address_and_somebody_who_tells_it() {
     }
 }
 
+/// Whoever starts it elsewhere than beside its files is told where they were looked for.
+#[test]
+fn a_file_that_is_not_there_is_told_with_the_directory_it_was_looked_up_from() {
+    let beside = "[provider.a]\nbase_url = \"http://a.example\"\n[route.r]\nproviders = [\"a\"]\n";
+    let here = std::env::current_dir().unwrap().display().to_string();
+    for entry in ["qualify = { suite = \"@\" }", "output = { schema = \"@\" }", "input = { assertions = \"@\" }"] {
+        let problem = |file| given(&format!("{beside}{}\n", entry.replace('@', file))).problem();
+        let relative = problem("nowhere/a.file");
+        assert!(relative.what.starts_with(&format!("it cannot be read from the working directory {here}: ")), "{relative}");
+        let absolute = problem("/nowhere/a.file");
+        assert!(absolute.what.starts_with("it cannot be read: "), "{absolute}");
+    }
+}
+
+/// What the walk sends is what its certificate covers.
+#[test]
+fn the_request_of_the_walk_is_covered_by_its_suite() {
+    let example = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/qualify");
+    let toml = std::fs::read_to_string(example.join("onejob.toml")).unwrap();
+    let at = |name: &str| format!("\"{}\"", example.join(name).display());
+    let files = ["suites/city.yaml", "schemas/city.json"];
+    let toml = files.iter().fold(toml, |toml, file| toml.replace(&format!("\"{file}\""), &at(file)));
+    let config = given(&toml).load().unwrap();
+    let qualified = config.qualified("city").unwrap();
+    let asked = std::fs::read(example.join("ask.json")).unwrap();
+    for (contract, bound) in qualified.contracts.iter().zip(&qualified.bound) {
+        assert_eq!(&config.bound(contract, &qualified.suite.path, &asked), bound);
+    }
+}
+
 #[test]
 fn a_suite_and_its_limits_are_checked_when_they_are_read() {
     let dir = tempfile::tempdir().unwrap();
@@ -1048,9 +1083,10 @@ fn a_suite_and_its_limits_are_checked_when_they_are_read() {
         given(&format!("{provider}[route.r]\nproviders = [\"a\"]\n{effects}qualify = {{ suite = \"{suite}\"{more} }}\n"))
     };
     for (more, key, what) in [
-        (", life = \"91d\"", "life", "the limit"),
-        (", life = \"1d\", renew = \"1d\"", "renew", "not shorter than a certificate's life, 1day"),
-        (", renew = \"7d\"", "renew", "not shorter than a certificate's life, 7days"),
+        (", life = \"200d\"", "life", "it is longer than 90d, the limit"),
+        (", life = \"40000d\"", "life", "it is longer than 90d, the limit"),
+        (", life = \"1d\", renew = \"1d\"", "renew", "not shorter than a certificate's life, 1d"),
+        (", renew = \"7d\"", "renew", "not shorter than a certificate's life, 7d"),
         (", renew = \"1d\" }\neffects = \"external\"\nreconcile = { first = \"1s\"", "renew", "would happen for real"),
         (", suspend = { invalid = 3, of = 1001 }", "suspend.of", "1000"),
         (", suspend = { invalid = 3, of = 2 }", "suspend.invalid", "2"),
@@ -1091,19 +1127,33 @@ fn a_suite_is_one_contract_at_each_provider_that_must_prove_itself() {
         let second = format!("[provider.b]\n{address}{second}\n");
         given(&format!("{first}{second}[route.r]\nproviders = {providers}\nqualify = {{ suite = \"{suite}\" }}\n"))
     };
-    let case = |name: &str, input: &str| format!("  - {{ name: {name}, input: {{ {input} }}, assert: [output.ok] }}\n");
+    let case = |name: &str, input: &str| format!("  - {{ name: {name}, input: {{ {input} }}, assert: [answer.ok] }}\n");
     let cases = |first: &str, second: &str| format!("cases:\n{}{}", case("x", first), case("y", second));
     let (same, both) = (cases("messages: [1]", "messages: [2]"), r#"["a", "b"]"#);
     let relation = "vary: [/messages]\ncases:\n  - name: x\n    values: { n: [1, 2] }\n    input: { t: \"{{ n[0] }}\" }\n    \
-         assert: [output.ok]\n    relations: [{ shuffle: n, same: output.ok }]\n";
+         assert: [answer.ok]\n    relations: [{ shuffle: n, same: answer.ok }]\n";
     let wants = "submit = { body = \"{{ with(body, n=body.absent) }}\" }";
     for (second, text, what) in [
         ("", same.clone(), "at provider b: vary is missing, and it has no preset"),
         ("preset = \"job-queue\"", same.clone(), "at provider b: vary is missing, and the body is the user's own"),
-        ("", format!("vary: [/n]\n{same}"), "cases \"x\" and \"y\" differ in what is bound (parameters)"),
-        ("preset = \"openai-chat\"", cases("t: 1", "t: 2"), "cases \"x\" and \"y\" differ in what is bound (parameters)"),
+        (
+            "",
+            format!("vary: [/mesages]\n{}", cases("messages: [1], t: 0", "messages: [2], t: 1, model: m")),
+            "cases \"x\" and \"y\" differ in what is bound (model, parameters: /messages, /t); vary: /mesages leads nowhere",
+        ),
+        (
+            "",
+            format!("vary: [/mesages, /strem]\n{}", cases("messages: [1]", "messages: [1]")),
+            "at provider b: vary: /mesages, /strem lead nowhere in any request of the suite",
+        ),
+        (
+            "submit = { body = \"{{ with(body, options=body) }}\" }",
+            format!("vary: [/stream, /absent]\n{}", cases("n: 1, stream: true", "n: 2")),
+            "differ in what is bound (parameters: /n, /options/n, /options/stream); vary: /absent leads nowhere",
+        ),
+        ("preset = \"openai-chat\"", cases("t: 1", "t: 2"), "cases \"x\" and \"y\" differ in what is bound (parameters: /t)"),
         ("preset = \"openai-chat\"", cases("model: m", "model: n"), "cases \"x\" and \"y\" differ in what is bound (model)"),
-        ("", relation.to_owned(), "cases \"x\" and \"x\": shuffle n differ in what is bound (parameters)"),
+        ("", relation.to_owned(), "cases \"x\" and \"x\": shuffle n differ in what is bound (parameters: /t)"),
         (wants, format!("vary: [/messages]\n{same}"), "at provider b: case \"x\": template, line 1: "),
     ] {
         let problem = loaded(both, second, &text).problem();
@@ -1113,7 +1163,9 @@ fn a_suite_is_one_contract_at_each_provider_that_must_prove_itself() {
     for (second, text) in [
         ("preset = \"openai-chat\"", same.clone()),
         ("", format!("vary: [/messages]\n{same}")),
+        ("", format!("vary: [/stream, /messages]\n{same}")),
         ("", format!("vary: [\"\"]\n{same}")),
+        ("", format!("vary: []\n{}", cases("messages: [3]", "messages: [3]"))),
         // What names the attempt differs in each.
         ("submit = { body = \"{{ with(body, user=key, n=attempt) }}\" }", format!("vary: [/messages]\n{same}")),
         ("adapter = \"simulated\"", format!("vary: [/messages]\n{same}")),
@@ -1132,12 +1184,59 @@ fn a_suite_is_one_contract_at_each_provider_that_must_prove_itself() {
     assert_eq!(broken.problem().key, "provider.b.path");
 }
 
+/// A route whose suite speaks of its output, at a provider with this preset.
+fn speaking_of(expression: &str, preset: &str, output: &str) -> Given {
+    let mut given = given("");
+    let directory = given.directory.path();
+    let suite = format!("vary: [/n]\ncases: [{{ name: a, input: {{ n: 1 }}, assert: [\"{expression}\"] }}]\n");
+    std::fs::write(directory.join("suite.yaml"), suite).unwrap();
+    std::fs::write(directory.join("schema.json"), r#"{ "type": "object" }"#).unwrap();
+    let (suite, schema) = (directory.join("suite.yaml"), directory.join("schema.json"));
+    let output = output.replace("SCHEMA", &format!("schema = {schema:?}"));
+    given.toml.push_str(&format!(
+        "[provider.a]\nbase_url = \"http://a.example\"\n{preset}\n[route.r]\nproviders = [\"a\"]\neffects = \"pure\"\n\
+         {output}\nqualify = {{ suite = {suite:?} }}\n"
+    ));
+    given
+}
+
+#[test]
+fn a_suite_speaks_of_an_output_that_the_route_names() {
+    let chat = "preset = \"openai-chat\"";
+    for output in ["", "output = { SCHEMA }"] {
+        let problem = speaking_of("output.city == 'Paris'", chat, output).problem();
+        assert_eq!(problem.key, "route.r.qualify.suite", "{problem}");
+        let what =
+            "speak of output.city, but the route names no place of the output: then it is the whole answer, which has no city";
+        assert!(problem.what.contains(what), "{problem}");
+        assert!(problem.to_string().contains("/choices/0/message/content"), "{problem}");
+    }
+    for (expression, preset, output) in [
+        ("output.city == 'Paris'", chat, "output = { SCHEMA, pointer = \"/choices/0/message/content\", parse = \"json\" }"),
+        ("output.usage.total_tokens < 9", chat, ""),
+        ("answer.timings.ms < 9", chat, ""),
+        ("output.city == 'Paris'", "", ""),
+    ] {
+        assert!(speaking_of(expression, preset, output).load().is_ok(), "{expression} {preset} {output}");
+    }
+}
+
+#[test]
+fn a_refused_output_makes_no_further_problems_of_a_suite() {
+    let pointer = "output = { SCHEMA, pointer = \"choices/0\" }";
+    assert_eq!(speaking_of("output.city == 'Paris'", "", pointer).problem().key, "route.r.output.pointer");
+    // What is wrong with the suite itself is told all the same.
+    let problems = speaking_of("output.city = 'Paris'", "", pointer).problems();
+    let keys: Vec<&str> = problems.iter().map(|problem| problem.key.as_str()).collect();
+    assert_eq!(keys, ["route.r.output.pointer", "route.r.qualify.suite"], "{problems:#?}");
+}
+
 #[test]
 fn what_a_model_is_prompted_with_is_bound_to_the_byte() {
     use onejob::qualify::Part::{ChatTemplate, Tokenizer};
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
-    write("suite.yaml", "vary: [/m]\ncases: [{ name: a, input: { n: 1 }, assert: [output.ok] }]\n");
+    write("suite.yaml", "vary: [/n]\ncases: [{ name: a, input: { n: 1 }, assert: [output.ok] }]\n");
     let bound = |prompt: &str| {
         let prompt = if prompt.is_empty() { String::new() } else { format!("[provider.b.prompt]\n{prompt}\n") };
         let providers = format!("[provider.a]\nbase_url = \"http://a\"\n[provider.b]\nbase_url = \"http://b\"\n{prompt}");

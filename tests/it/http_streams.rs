@@ -10,6 +10,7 @@ use onejob::job::Class;
 use onejob::policy::Gate;
 use onejob::provider::http::{HttpOptions, HttpProvider};
 use onejob::runtime::{ProviderSlot, Route};
+use onejob::validate::{Check, Extract, Of, Parse, Required, Validator};
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -548,4 +549,40 @@ async fn a_stream_that_ends_well_after_its_time_is_whole_for_who_read_on() {
     assert_eq!(whole, b"data: a\n\ndata: b\n\ndata: [DONE]\n\n");
     assert_eq!(alice.ended(&id).await["state"], "succeeded");
     assert_eq!(alice.open(TAP, "k", "{}").await.end().await.unwrap(), whole);
+}
+
+/// What a stream says in parts is judged at its end as if it had been said at once; an invalid one is nobody's result, and no reader
+/// is told its end.
+#[tokio::test]
+async fn a_stream_on_a_route_that_requires_something_is_judged_whole() {
+    let tap = Tap::open().await;
+    let site = Site::with_setup(|setup| {
+        tap.setup(setup);
+        let schema = br#"{"required":["city"],"properties":{"city":{"type":"string"}}}"#;
+        let assertions = ["answer.choices[0].finish_reason == 'stop'".to_owned()];
+        let check = Check::compile(Of::Output, &Required { schema: Some(schema), assertions: &assertions }).unwrap();
+        let extract = Extract { pointer: "/choices/0/message/content".to_owned(), parse: Parse::Json };
+        let route = setup.routes.iter_mut().find(|route| route.name == "tap").unwrap();
+        route.validator = Some(Arc::new(Validator { output: Some(check), extract, ..Validator::default() }));
+    })
+    .await;
+    let alice = site.alice();
+    let chunk = |content: &str, finish: Value| {
+        let choice = serde_json::json!({ "index": 0, "delta": { "content": content }, "finish_reason": finish });
+        tap.part(&format!("data: {}\n\n", serde_json::json!({ "object": "chat.completion.chunk", "choices": [choice] })));
+    };
+    for (key, city, is_valid) in [("right", "Osaka\"", true), ("wrong", "Osaka", false)] {
+        let mut reader = alice.open(TAP, key, "{}").await;
+        chunk("{\"city\":", Value::Null);
+        assert!(reader.reads("city").await, "it comes as it is made");
+        chunk(&format!("\"{city}}}"), "stop".into());
+        tap.part(DONE);
+        tap.end();
+        let id = reader.header("onejob-job-id").to_owned();
+        let read = reader.end().await;
+        assert_eq!(read.as_ref().is_ok_and(|whole| whole.ends_with(DONE.as_bytes())), is_valid, "{key}");
+        let job = alice.in_state(&id, if is_valid { "succeeded" } else { "failed" }).await;
+        let reason = job["reason"].as_str().unwrap_or_default();
+        assert_eq!(reason.contains("invalid_output: /choices/0/message/content: json"), !is_valid, "{job}");
+    }
 }

@@ -225,7 +225,7 @@ async fn replies_echo_script_and_caller() {
             }
             Script::ExtendPermits => &[token, token, b"", b"1"],
             Script::ExtendAsk => &[token, b"1"],
-            Script::IssueCertificate => &[token, &[b'a'; 32], b"{}", b"ada", b"1", b""],
+            Script::IssueCertificate => &[token, &[b'a'; 32], b"{}", b"ada", b"1", b"", b"0"],
             Script::MarkCertificate => &[token, b"", b"revoked", b"ada", b"why"],
         };
         list.to_vec()

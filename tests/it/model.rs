@@ -1,7 +1,10 @@
 //! The state machine once more, small and pure: what docs/PROTOCOL.md says, over a clock that only tests move.
 //!
 //! Written to disagree: it shares no line with `lua/`, keeps no state of a job but derives it, and knows nothing of packing, of
-//! TTLs other than the key's life, or of Redis. Times are virtual ms; `Call` and the words of states are the tests' own.
+//! TTLs other than the key's life, or of Redis. Times are virtual ms; `Call` and the words of states are the tests' own. It is the
+//! specification of `tests/verify` too, which explores it, and the scripts against it, on a clock of its own.
+
+use std::sync::Arc;
 
 use onejob::attempt::{AttemptState, AttemptToken, FinishOutcome, ResolveOutcome};
 use onejob::job::{Class, JobId, JobState};
@@ -41,7 +44,7 @@ pub struct Attempt {
 #[derive(Clone, Debug)]
 pub struct Job {
     pub id: JobId,
-    pub submission: Submission,
+    pub submission: Arc<Submission>,
     pub ended: Option<JobState>,
     pub version: u64,
     pub revision: u64,
@@ -59,7 +62,8 @@ pub struct Job {
     pub result: String,
     /// Input and result are no longer kept.
     pub stripped: bool,
-    requests: Vec<(&'static str, u32, String)>,
+    /// The requests that were carried out: which, on which attempt (0: the job), by which id.
+    pub requests: Vec<(&'static str, u32, String)>,
 }
 
 impl Job {
@@ -67,7 +71,7 @@ impl Job {
         let pending = submission.first == First::Pending;
         let mut job = Job {
             id,
-            submission: submission.clone(),
+            submission: Arc::new(submission.clone()),
             ended: None,
             version: 0,
             revision: 1,

@@ -1,12 +1,15 @@
 //! From a suite to a failover, with the real program: what is certified is covered, one byte of anything else is not.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use onejob::provider::simulated::Simulated;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::cli::{Ended, Process, ended, onejob};
+use crate::http_support::Client;
 use crate::support::{Redis, simulated, until};
 
 const CONFIG: &str = r#"
@@ -160,24 +163,29 @@ async fn one_byte_of_whatever_was_proved_is_another_contract_and_undone_it_is_th
     let yes = format!("certificate {}", certificate["id"].as_str().unwrap());
     assert!(shop.may(0, &[]).await.starts_with(&yes));
     for (file, from, to, parts) in [
-        ("onejob.toml", "{{ with(body", "{{with(body", "template"),
-        ("onejob.toml", "turn=attempt", "turn=key", "template, parameters"),
-        ("onejob.toml", "tray\" = \"a4", "tray\" = \"a5", "template"),
-        ("onejob.toml", "path = \"/print\"\nheaders", "path = \"/prind\"\nheaders", "endpoint"),
-        ("onejob.toml", "output.execution > 0", "output.execution > 1", "assertions"),
-        ("onejob.toml", "\"<s>\"", "\"<S>\"", "chat_template"),
-        ("schema.json", "\"type\":", "\"type\" :", "schema"),
-        ("suite.yaml", "assert: [\"output.execution > 0", "assert: [\"output.execution >= 1", "assertions, suite"),
-        ("suite.yaml", "same: output.model", "same: output.mode", "assertions, suite"),
-        ("suite.yaml", "printer-1", "printer-2", "model, suite"),
-        ("suite.yaml", "copies: 1", "copies: 2", "parameters, suite"),
-        ("suite.yaml", "runs: 1", "runs: 2", "suite"),
-        ("suite.yaml", "name: one page", "name: ona page", "suite"),
-        ("chat.jinja", "message.content }}", "message.content}}", "chat_template"),
-        ("tokenizer.json", "[UNK]\":0", "[UNK]\": 0", "tokenizer"),
+        ("onejob.toml", "{{ with(body", "{{with(body", "another template"),
+        ("onejob.toml", "turn=attempt", "turn=key", "another template and other parameters"),
+        ("onejob.toml", "tray\" = \"a4", "tray\" = \"a5", "another template"),
+        ("onejob.toml", "path = \"/print\"\nheaders", "path = \"/prind\"\nheaders", "another endpoint"),
+        ("onejob.toml", "output.execution > 0", "output.execution > 1", "other assertions"),
+        ("onejob.toml", "\"<s>\"", "\"<S>\"", "another chat_template"),
+        ("schema.json", "\"type\":", "\"type\" :", "another schema"),
+        (
+            "suite.yaml",
+            "assert: [\"output.execution > 0",
+            "assert: [\"output.execution >= 1",
+            "other assertions and another suite",
+        ),
+        ("suite.yaml", "same: output.model", "same: output.mode", "other assertions and another suite"),
+        ("suite.yaml", "printer-1", "printer-2", "another model and another suite"),
+        ("suite.yaml", "copies: 1", "copies: 2", "other parameters and another suite"),
+        ("suite.yaml", "runs: 1", "runs: 2", "another suite"),
+        ("suite.yaml", "name: one page", "name: ona page", "another suite"),
+        ("chat.jinja", "message.content }}", "message.content}}", "another chat_template"),
+        ("tokenizer.json", "[UNK]\":0", "[UNK]\": 0", "another tokenizer"),
     ] {
         let was = shop.change(file, from, to);
-        assert_eq!(shop.may(1, &[]).await, format!("its certificate is for another {parts}"), "{file}: {to}");
+        assert_eq!(shop.may(1, &[]).await, format!("its certificate is for {parts}"), "{file}: {to}");
         std::fs::write(shop.file(file), was).unwrap();
         assert!(shop.may(0, &[]).await.starts_with(&yes), "{file}: {to} is undone");
     }
@@ -191,16 +199,22 @@ async fn a_gateway_fails_over_for_what_was_proved_and_for_nothing_else() {
     shop.second.clear_ledger();
     let denied = async |gateway: &Process, key: &str, input: &str, parts: &str| {
         let job = job(gateway, key, input).await;
-        let why = format!("; failover_denied: second: its certificate is for another {parts}");
+        let why = format!("; failover_denied: second: its certificate is for {parts}");
         let ends_so = |attempt: &Value| attempt["provider"] == "first" && attempt["reason"].as_str().unwrap().ends_with(&why);
         assert!(job["state"] == "failed" && job["attempts"].as_array().unwrap().iter().all(ends_so), "{key}: {job}");
         assert_eq!(shop.called(), 0, "{key}");
     };
     for (key, file, from, to, parts) in [
-        ("template", "onejob.toml", "{{ with(body", "{{with(body", "template"),
-        ("schema", "schema.json", "\"type\":", "\"type\" :", "schema"),
-        ("assertion", "onejob.toml", "output.execution > 0", "output.execution > 1", "assertions"),
-        ("case", "suite.yaml", "assert: [\"output.execution > 0", "assert: [\"output.execution >= 1", "assertions, suite"),
+        ("template", "onejob.toml", "{{ with(body", "{{with(body", "another template"),
+        ("schema", "schema.json", "\"type\":", "\"type\" :", "another schema"),
+        ("assertion", "onejob.toml", "output.execution > 0", "output.execution > 1", "other assertions"),
+        (
+            "case",
+            "suite.yaml",
+            "assert: [\"output.execution > 0",
+            "assert: [\"output.execution >= 1",
+            "other assertions and another suite",
+        ),
     ] {
         let was = shop.change(file, from, to);
         let gateway = shop.serve().await;
@@ -209,9 +223,9 @@ async fn a_gateway_fails_over_for_what_was_proved_and_for_nothing_else() {
         std::fs::write(shop.file(file), was).unwrap();
     }
     let gateway = shop.serve().await;
-    denied(&gateway, "model", &ASKED.replace("printer-1", "printer-2"), "model").await;
-    denied(&gateway, "parameter", &ASKED.replace(":1", ":2"), "parameters").await;
-    denied(&gateway, "another-parameter", &ASKED.replace("\"copies\"", "\"duplex\":true,\"copies\""), "parameters").await;
+    denied(&gateway, "model", &ASKED.replace("printer-1", "printer-2"), "another model").await;
+    denied(&gateway, "parameter", &ASKED.replace(":1", ":2"), "other parameters").await;
+    denied(&gateway, "another-parameter", &ASKED.replace("\"copies\"", "\"duplex\":true,\"copies\""), "other parameters").await;
     let job = job(&gateway, "unchanged", ASKED).await;
     assert_eq!((&job["state"], &job["provider"], shop.called()), (&json!("succeeded"), &json!("second"), 1), "{job}");
     let attempts = job["attempts"].as_array().unwrap();
@@ -278,4 +292,100 @@ async fn who_asks_about_a_failover_that_cannot_be_is_told_so() {
     assert!(large.stderr.contains(&format!("it has more than {} bytes, the limit", ASKED.len() - 1)), "{}", large.stderr);
     std::fs::write(&input, ASKED.replace("printer-1", "printer-2")).unwrap();
     assert_eq!(shop.may(1, &["--input", file]).await, "its certificate is for another model");
+}
+
+/// The race as operators have it: two gateways fail jobs over while somebody revokes from a third place. What is sent in the second
+/// that follows is sent once and counts; after it nothing goes there, and each job has an end.
+#[tokio::test]
+async fn a_revoke_by_the_command_line_stops_the_failovers_of_all_gateways() {
+    let shop = Shop::open().await;
+    shop.qualify(&[]).await;
+    shop.first.set_behaviour("refuse_status=429").unwrap();
+    shop.second.clear_ledger();
+    let gateways = [shop.serve().await, shop.serve().await];
+    let stop = AtomicBool::new(false);
+    let client = async |place: usize| {
+        let client = Client::new(gateways[place].url.trim_start_matches("http://").trim_end_matches('/').parse().unwrap());
+        let mut jobs = Vec::new();
+        while !stop.load(Ordering::SeqCst) {
+            let key = format!("{place}-{}", jobs.len());
+            jobs.push(client.submit("print", &key, ASKED).await.job_id());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        (client, jobs)
+    };
+    let operator = async {
+        until("failovers happen", async || shop.called() >= 20).await;
+        shop.run(&["revoke", "--route", "print", "--provider", "second", "--reason", "it lies"]).await.expect(0);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let called = shop.called();
+        let before = shop.first.ledger().received;
+        until("more jobs have failed at the first", async || shop.first.ledger().received > before + 20).await;
+        stop.store(true, Ordering::SeqCst);
+        called
+    };
+    let (one, two, called) = tokio::join!(client(0), client(1), operator);
+    let mut kept = 0;
+    for (client, id) in [&one, &two].into_iter().flat_map(|(client, jobs)| jobs.iter().map(move |id| (client, id))) {
+        let job = client.ended(id).await;
+        let executed = shop.second.ledger_of(id).executed;
+        assert_eq!(executed, u64::from(job["state"] == "succeeded"), "{job}");
+        if job["state"] == "failed" {
+            kept += 1;
+            assert!(job["reason"].as_str().unwrap().contains("its certificate is revoked: it lies"), "{job}");
+        }
+    }
+    assert_eq!(called, shop.called());
+    assert!(kept > 0);
+    for gateway in gateways {
+        gateway.terminate().await.expect(0);
+    }
+}
+
+/// A misspelt name is told, and what is kept is told and marked all the same: the configuration may have lost it meanwhile.
+#[tokio::test]
+async fn names_that_the_configuration_does_not_know_are_told_with_those_it_knows() {
+    let shop = Shop::open().await;
+    shop.qualify(&[]).await;
+    let colour = "the configuration has no route \"colour\": alone, print";
+    for command in [&["can-failover"][..], &["qualify", "--provider", "second"]] {
+        let refused = shop.run(&[command, &["--route", "colour"]].concat()).await.expect(2);
+        assert!(refused.stderr.contains(colour), "{}", refused.stderr);
+    }
+    let listed = shop.run(&["certificates", "--route", "colour"]).await.expect(0);
+    assert!(listed.json() == json!([]) && listed.stderr.contains(colour), "{}", listed.stderr);
+    let qwn = "route print has no provider \"qwn\" in the configuration: first, second";
+    let suspend = |provider| ["suspend", "--route", "print", "--provider", provider, "--reason", "doubts", "--actor", "ada"];
+    let refused = shop.run(&suspend("qwn")).await.expect(5);
+    assert!(refused.stderr.contains(qwn), "{}", refused.stderr);
+    shop.change("onejob.toml", "providers = [\"first\", \"second\"]", "providers = [\"first\"]");
+    let marked = shop.run(&suspend("second")).await.expect(0);
+    assert_eq!(marked.json()["count"], 1);
+    assert!(marked.stderr.contains("route print has no provider \"second\" in the configuration: first"), "{}", marked.stderr);
+}
+
+#[tokio::test]
+async fn an_input_that_cannot_be_sent_is_told_with_its_file_and_provider() {
+    let shop = Shop::open().await;
+    let input = shop.file("input.json");
+    std::fs::write(&input, "two pages, please").unwrap();
+    let file = input.to_str().unwrap();
+    let refused = shop.run(&["can-failover", "--route", "print", "--input", file]).await.expect(2);
+    assert!(refused.stderr.contains(&format!("{file}: provider second cannot be sent that: ")), "{}", refused.stderr);
+}
+
+/// A question about what nobody could ask is none.
+#[tokio::test]
+async fn an_input_that_its_route_refuses_is_no_question() {
+    let shop = Shop::open().await;
+    shop.change("onejob.toml", "[route.alone]", "input = { assertions = [\"input.copies < 3\"] }\n[route.alone]");
+    shop.qualify(&[]).await;
+    let input = shop.file("input.json");
+    let file = input.to_str().unwrap();
+    std::fs::write(&input, ASKED).unwrap();
+    shop.may(0, &["--input", file]).await;
+    std::fs::write(&input, ASKED.replace(":1", ":3")).unwrap();
+    let refused = shop.run(&["can-failover", "--route", "print", "--input", file]).await.expect(2);
+    let said = format!("{file}: route print refuses it, and so does a gateway (422 input-invalid): ");
+    assert!(refused.stderr.contains(&said), "{}", refused.stderr);
 }

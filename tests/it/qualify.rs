@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use onejob::provider::simulated::{Entry, Keys, Simulated, SimulatedOptions};
@@ -12,8 +14,12 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 
+mod certificates;
+
 use crate::cli::{Process, onejob};
 use crate::support::{Redis, simulated, until};
+
+mod answers;
 
 /// Longer than anything here takes, also on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -177,6 +183,17 @@ async fn what_is_cut_short_is_no_proof_however_much_was_decided() {
     assert_eq!(whole["report"]["verdict"], "passed");
 }
 
+/// A limit that nothing counts towards limits nothing.
+#[tokio::test]
+async fn a_limit_of_cost_is_refused_where_nobody_knows_what_an_answer_costs() {
+    let site = Site::open().await;
+    let toml = std::fs::read_to_string(site.path("onejob.toml")).unwrap().replace("cost = \"/usage/total_tokens\"", "");
+    std::fs::write(site.path("onejob.toml"), toml).unwrap();
+    let refused = site.qualify(&["--cost-max", "10"]).await.expect(2);
+    assert!(refused.stderr.contains("set provider.second.cost"), "{}", refused.stderr);
+    assert_eq!(site.asked().len(), 0);
+}
+
 /// What a person needs to see what is wrong, and what was asked for.
 #[tokio::test]
 async fn a_report_shows_what_was_asked_what_was_expected_and_what_came() {
@@ -214,6 +231,47 @@ async fn a_report_shows_what_was_asked_what_was_expected_and_what_came() {
     }
 }
 
+/// Nobody who waits for minutes is left without a word, nor told that a certificate is there where none is.
+#[tokio::test]
+async fn how_far_a_qualification_is_stands_on_stderr() {
+    let site = Site::open_with(simulated().await, &SUITE.replace("[structure, meaning]", "[meaning, gateway]"), "").await;
+    for json in [&["--json"][..], &[]] {
+        let mut command = onejob();
+        command.arg("--config").arg(site.path("onejob.toml")).args(json);
+        command.args(["qualify", "--route", "city", "--provider", "second", "--dry-run"]);
+        let told = ended(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()).await.expect(0);
+        let lines: Vec<&str> = told.stderr.lines().filter(|line| line.starts_with("onejob: city, second: ")).collect();
+        assert_eq!(lines[0], "onejob: city, second: 12 requests");
+        assert!(lines.len() >= 12 && lines[1].starts_with("onejob: city, second: 2 of 12 requests, "), "{lines:?}");
+        assert!(lines[lines.len() - 2].starts_with("onejob: city, second: 12 of 12 requests, "), "{lines:?}");
+        assert_eq!(lines[lines.len() - 1], "onejob: city, second: through a gateway");
+        if json.is_empty() {
+            assert!(told.stdout.ends_with("\nno certificate: --dry-run\n"), "{}", told.stdout);
+        }
+    }
+    assert_eq!(site.certificates().await, []);
+}
+
+/// Whom to look at, and what it said; nothing of what may be a secret.
+#[tokio::test]
+async fn a_run_that_was_not_answered_names_the_address_and_what_came_of_it() {
+    let site = Site::open().await;
+    site.second.set_behaviour("refuse_status=404").unwrap();
+    let findings = async |url: &str| {
+        site.write(SUITE, "", url);
+        let report = site.qualify(&[]).await.expect(6).json()["report"].clone();
+        report["all"][0]["findings"][0].as_str().unwrap().to_owned()
+    };
+    let url = site.second.base_url();
+    assert_eq!(findings(&url).await, format!("POST {url}/chat/completions: refused: status 404"));
+    let away = findings("http://127.0.0.1:9/v1").await;
+    assert!(away.starts_with("POST http://127.0.0.1:9/v1/chat/completions: not sent: connect: "), "{away}");
+    let toml = std::fs::read_to_string(site.path("onejob.toml")).unwrap().replace("/chat/completions", "/chat?key=secret");
+    std::fs::write(site.path("onejob.toml"), toml).unwrap();
+    let report = site.qualify(&[]).await.expect(6);
+    assert!(report.stdout.contains("POST http://127.0.0.1:9/v1/chat: not sent") && !report.stdout.contains("secret"));
+}
+
 /// Killed again and again, between a case and its variant too: each is decided once, and asked once but for what was under way.
 #[tokio::test]
 async fn a_qualification_that_is_killed_goes_on_where_it_was_and_counts_nothing_twice() {
@@ -240,9 +298,92 @@ async fn a_qualification_that_is_killed_goes_on_where_it_was_and_counts_nothing_
     assert_eq!(asked.len() as u64, REQUESTS + lost as u64, "nothing that was kept is asked again");
     let keys: BTreeSet<&str> = asked.iter().map(|entry| entry.idempotency_key.as_str()).collect();
     assert!(keys.len() == asked.len() && !keys.contains(""), "each under a key of its own: {keys:?}");
-    // Once more: it is all there.
-    let again = site.qualify(&resume).await.expect(0).json()["report"].clone();
-    assert_eq!((again["runs"].clone(), site.asked().len()), (report["runs"].clone(), asked.len()));
+}
+
+/// What was proved once is not proved again by what stands in a file.
+#[tokio::test]
+async fn a_file_of_runs_is_good_for_one_certificate() {
+    let site = Site::open().await;
+    let file = site.path("runs.jsonl");
+    let resume = ["--resume", file.to_str().unwrap()];
+    site.qualify(&[&resume[..], &["--dry-run"]].concat()).await.expect(0);
+    let issued = site.qualify(&resume).await.expect(0).json();
+    assert_eq!((site.asked().len() as u64, site.certificates().await.len()), (REQUESTS, 1), "a dry run uses nothing up");
+    let refused = site.qualify(&resume).await.expect(2);
+    let named = format!("its runs are used up: certificate {} was issued", issued["certificate"]["id"].as_str().unwrap());
+    assert!(refused.stderr.contains(&named), "{}", refused.stderr);
+    assert_eq!((site.asked().len() as u64, site.certificates().await.len()), (REQUESTS, 1));
+    // Killed right after it was issued: the same one again, and no other.
+    let whole = std::fs::read_to_string(&file).unwrap();
+    let used = whole.trim_end().rfind('\n').unwrap() + 1;
+    std::fs::write(&file, &whole[..used]).unwrap();
+    let again = site.qualify(&resume).await.expect(0).json();
+    assert_eq!((&again["certificate"]["id"], site.certificates().await.len()), (&issued["certificate"]["id"], 1));
+}
+
+/// Runs that began before somebody had doubts, or too long ago, are made again.
+#[tokio::test]
+async fn runs_from_before_a_revoke_or_of_another_day_are_made_again() {
+    let site = Site::open().await;
+    let file = site.path("runs.jsonl");
+    let resume = ["--resume", file.to_str().unwrap(), "--dry-run"];
+    site.qualify(&resume).await.expect(0);
+    let of_today = std::fs::read_to_string(&file).unwrap();
+    site.certified().await;
+    site.qualify(&resume).await.expect(0);
+    assert_eq!(site.asked().len(), 0, "an issue is no doubt");
+    site.mark("revoke").await.expect(0);
+    let made_again = site.qualify(&resume).await.expect(0);
+    assert!(made_again.stderr.contains("12 of its runs prove nothing any more, and are made again"), "{}", made_again.stderr);
+    assert_eq!(site.asked().len() as u64, REQUESTS);
+    site.qualify(&resume).await.expect(0);
+    assert_eq!(site.asked().len() as u64, REQUESTS, "those made since count");
+
+    let other = Site { redis: Redis::start().await, ..site };
+    other.write(SUITE, "", &other.second.base_url());
+    let day_ms = 24 * 3600 * 1000;
+    for (older_ms, again) in [(day_ms - 600_000, 0), (day_ms, REQUESTS)] {
+        let aged = |line: &str| match serde_json::from_str::<Value>(line).unwrap() {
+            mut line if line["run"].is_object() => {
+                line["run"]["at_ms"] = json!(line["run"]["at_ms"].as_u64().unwrap() - older_ms);
+                line.to_string() + "\n"
+            }
+            _ => line.to_owned() + "\n",
+        };
+        std::fs::write(&file, of_today.lines().map(aged).collect::<String>()).unwrap();
+        other.second.clear_ledger();
+        other.qualify(&resume).await.expect(0);
+        assert_eq!(other.second.ledger().received, again, "{older_ms} ms older");
+    }
+}
+
+/// Nothing is read that is no file of runs, and nothing is lost of one.
+#[tokio::test]
+async fn a_file_of_runs_is_refused_before_it_is_read_where_it_is_none() {
+    let site = Site::open().await;
+    let file = site.path("runs.jsonl");
+    let refused = async |file: &Path| site.qualify(&["--dry-run", "--resume", file.to_str().unwrap()]).await.expect(2).stderr;
+    site.qualify(&["--dry-run", "--resume", file.to_str().unwrap()]).await.expect(0);
+    let whole = std::fs::read_to_string(&file).unwrap();
+    let asked = site.asked().len();
+    assert!(refused(Path::new("/dev/zero")).await.contains("it is no regular file"));
+    let pipe = site.path("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().await.unwrap().success());
+    assert!(refused(&pipe).await.contains("it is no regular file"));
+    // Sparse: nobody could read it.
+    std::fs::File::options().write(true).open(&file).unwrap().set_len(1 << 40).unwrap();
+    assert!(refused(&file).await.contains("it has 1099511627776 bytes, and the limit is 268435456"));
+    // A line in the middle, and good ones behind it.
+    let mut lines: Vec<&str> = whole.lines().collect();
+    for (line, told) in [("not json", "line 3 is no run"), (&"x".repeat(1 << 20), "line 3 is longer than 1048576 bytes")] {
+        lines[2] = line;
+        let bad = lines.join("\n") + "\n";
+        std::fs::write(&file, &bad).unwrap();
+        let said = refused(&file).await;
+        assert!(said.contains(told), "{said}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), bad, "it is as it was");
+    }
+    assert_eq!(site.asked().len(), asked);
 }
 
 /// How many runs a file has, without its first line.
@@ -254,7 +395,7 @@ fn lines(file: &Path) -> usize {
 async fn a_file_of_runs_is_read_up_to_where_it_was_cut() {
     let site = Site::open_with(simulated().await, &SUITE.replace("name: two", "name: zwölf"), "").await;
     let file = site.path("runs.jsonl");
-    let resume = ["--resume", file.to_str().unwrap()];
+    let resume = ["--resume", file.to_str().unwrap(), "--dry-run"];
     site.qualify(&resume).await.expect(0);
     let whole = std::fs::read(&file).unwrap();
     let (last, head) = (whole[..whole.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap() + 1, 10);
@@ -280,10 +421,10 @@ async fn a_file_of_another_contract_or_in_another_hand_is_refused_and_left_as_it
     let before = std::fs::read(&file).unwrap();
     site.write(&SUITE.replace("runs: 3", "runs: 2"), "", &site.second.base_url());
     let refused = site.qualify(&resume).await.expect(2);
-    assert!(refused.stderr.contains("another contract"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("of another contract, or of another version"), "{}", refused.stderr);
     assert_eq!(std::fs::read(&file).unwrap(), before);
     std::fs::write(&file, "my notes").unwrap();
-    assert!(site.qualify(&resume).await.expect(2).stderr.contains("another contract"));
+    assert!(site.qualify(&resume).await.expect(2).stderr.contains("it is no resume file"));
     assert_eq!(std::fs::read(&file).unwrap(), b"my notes");
     // Two at once.
     std::fs::remove_file(&file).unwrap();
@@ -298,13 +439,17 @@ async fn a_file_of_another_contract_or_in_another_hand_is_refused_and_left_as_it
     drop(first);
 }
 
-/// A provider that executes each request, and answers every one with the same bytes, as a model at temperature 0 may. `strict`: it
-/// says for each what it is, and takes no member that it does not know.
-async fn always_alike(strict: bool) -> String {
+/// What a provider answers: a status, more headers (a line each), a body; by the number of the request, from 1, and its body.
+type Answers = fn(u64, &str) -> (&'static str, &'static str, String);
+
+/// A provider that executes each request, and answers as it is told to.
+async fn answering(answers: Answers) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
+    let asked_before = Arc::new(AtomicU64::new(0));
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
+            let asked_before = Arc::clone(&asked_before);
             tokio::spawn(async move {
                 let (from, mut to) = stream.into_split();
                 let mut lines = BufReader::new(from);
@@ -319,21 +464,35 @@ async fn always_alike(strict: bool) -> String {
                             length = bytes.trim().parse().unwrap();
                         }
                     }
-                    let (mut asked, number) = (vec![0; length], uuid::Uuid::new_v4());
+                    let mut asked = vec![0; length];
                     lines.read_exact(&mut asked).await.unwrap();
-                    let unknown = String::from_utf8_lossy(&asked).contains("onejob_other");
-                    let (status, body) = match (strict, unknown) {
-                        (false, _) => ("200 OK", r#"{"choices":[{"finish_reason":"stop"}]}"#.to_owned()),
-                        (true, false) => ("200 OK", format!(r#"{{"id":"{number}","choices":[{{"finish_reason":"stop"}}]}}"#)),
-                        (true, true) => ("400 Bad Request", r#"{"error":"unknown member"}"#.to_owned()),
-                    };
-                    let head = format!("HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length");
+                    let number = asked_before.fetch_add(1, Ordering::Relaxed) + 1;
+                    let (status, headers, body) = answers(number, &String::from_utf8_lossy(&asked));
+                    let head = format!("HTTP/1.1 {status}\r\n{headers}Content-Type: application/json\r\nContent-Length");
                     to.write_all(format!("{head}: {}\r\n\r\n{body}", body.len()).as_bytes()).await.unwrap();
                 }
             });
         }
     });
     format!("http://{addr}")
+}
+
+/// An answer that passes, with more members.
+fn good(more: &str) -> String {
+    format!(r#"{{{more}"choices":[{{"finish_reason":"stop"}}]}}"#)
+}
+
+/// A provider that answers every request with the same bytes, as a model at temperature 0 may. `strict`: it says for each what it is,
+/// and takes no member that it does not know.
+async fn always_alike(strict: bool) -> String {
+    if !strict {
+        return answering(|_, _| ("200 OK", "", good(""))).await;
+    }
+    answering(|number, asked| match asked.contains("onejob_other") {
+        true => ("400 Bad Request", "", r#"{"error":"unknown member"}"#.to_owned()),
+        false => ("200 OK", "", good(&format!(r#""id":"{number}","#))),
+    })
+    .await
 }
 
 /// What came of each claim.
@@ -451,6 +610,45 @@ impl Site {
     async fn mark(&self, word: &str) -> Ended {
         self.run(&[word, "--route", "city", "--provider", "second", "--reason", "doubts", "--actor", "ada"]).await
     }
+}
+
+/// Without a name it would also make good what a gateway suspended for a reason of its own.
+#[tokio::test]
+async fn only_a_certificate_that_is_named_is_reinstated() {
+    let site = Site::open().await;
+    let (one, two) = (site.certified().await, site.certified().await);
+    site.mark("suspend").await.expect(0);
+    let refused = site.mark("reinstate").await.expect(2);
+    assert!(refused.stderr.contains("reinstate needs --id"), "{}", refused.stderr);
+    let standings = async || site.certificates().await.into_iter().map(|(id, standing, _)| (id, standing)).collect::<Vec<_>>();
+    assert_eq!(standings().await, [(two.clone(), Standing::Suspended), (one.clone(), Standing::Suspended)]);
+    let named = ["reinstate", "--route", "city", "--provider", "second", "--reason", "looked at", "--id", &two];
+    assert_eq!(site.run(&named).await.expect(0).json()["count"], 1);
+    assert_eq!(standings().await, [(two, Standing::Live), (one, Standing::Suspended)]);
+}
+
+/// It is live and lets nobody through: the newest of a contract decides.
+#[tokio::test]
+async fn a_certificate_that_a_newer_one_decides_over_is_listed_as_such() {
+    let site = Site::open().await;
+    let (one, two) = (site.certified().await, site.certified().await);
+    let suspend = ["suspend", "--route", "city", "--provider", "second", "--reason", "doubts", "--id", &two];
+    site.run(&suspend).await.expect(0);
+    site.run(&["can-failover", "--route", "city", "--to", "second"]).await.expect(1);
+    let listed = site.run(&["certificates"]).await.expect(0).json();
+    let told = |place: usize| (listed[place]["certificate"]["id"].as_str().unwrap(), listed[place]["decides"].as_bool().unwrap());
+    assert_eq!([told(0), told(1)], [(two.as_str(), true), (one.as_str(), false)]);
+    let mut plain = onejob();
+    plain.arg("--config").arg(site.path("onejob.toml")).arg("certificates").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let listed = ended(plain.spawn().unwrap()).await.expect(0).stdout;
+    assert_eq!(listed.matches("live, but a newer one decides").count(), 1, "{listed}");
+    assert_eq!(listed.matches("suspended: doubts").count(), 1, "{listed}");
+    // What another contract's newest certificate says is said of that one.
+    site.write(&SUITE.replace("runs: 3", "runs: 2"), "", &site.second.base_url());
+    site.qualify(&[]).await.expect(0);
+    let listed = site.run(&["certificates"]).await.expect(0).json();
+    let decides: Vec<_> = listed.as_array().unwrap().iter().map(|one| one["decides"].as_bool().unwrap()).collect();
+    assert_eq!(decides, [true, true, false]);
 }
 
 /// Of two gateways one renews, once.

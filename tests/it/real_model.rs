@@ -148,7 +148,7 @@ async fn it_is_found_on_the_templates_of_real_models_too() {
                 special_tokens: Some(special_tokens),
                 ..PromptEntry::default()
             };
-            Prompt::of(&entry).unwrap().look(prompted.as_bytes()).await.unwrap()
+            Prompt::of("second", &entry).unwrap().look(prompted.as_bytes()).await.unwrap()
         };
         let good = look(&text, 2048, SpecialTokens::Template).await;
         let (tokens, prompt) = (good.tokens.unwrap(), good.text.unwrap());
@@ -203,7 +203,7 @@ async fn a_prompt_has_as_many_tokens_as_its_server_counts() {
         tokenize: Some(format!("{url}/tokenize")),
         ..PromptEntry::default()
     };
-    let found = Prompt::of(&entry).unwrap().look(body.to_string().as_bytes()).await.unwrap();
+    let found = Prompt::of("second", &entry).unwrap().look(body.to_string().as_bytes()).await.unwrap();
     let server: SocketAddr = url.trim_start_matches("http://").parse().expect("http://address:port");
     let answer = Client::new(server).open(PATH, "unused", &body.to_string()).await.end().await.expect("a whole answer");
     let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();

@@ -63,7 +63,7 @@ async fn faults(template: &str, begins: Option<bool>, more: PromptEntry, request
     std::fs::write(&file, template).unwrap();
     let tokenizer = begins.map(|begins| tokenizer(dir.path(), begins));
     let entry = PromptEntry { chat_template: Some(file), tokenizer, ..more };
-    Prompt::of(&entry).unwrap().look(request.to_string().as_bytes()).await.unwrap().faults
+    Prompt::of("second", &entry).unwrap().look(request.to_string().as_bytes()).await.unwrap().faults
 }
 
 fn begun_by(special_tokens: Option<SpecialTokens>) -> PromptEntry {
@@ -126,7 +126,7 @@ async fn what_is_commonly_wrong_with_a_prompt_is_found() {
     let silent = written(1).replace("add_generation_prompt", "true");
     assert_eq!(faults(&silent, Some(true), begun_by(None), &request()).await, [SILENT]);
     let alone = PromptEntry { tokenizer: Some("tokenizer.json".into()), ..PromptEntry::default() };
-    assert!(Prompt::of(&alone).is_err_and(|what| what.contains("without a chat template")));
+    assert!(Prompt::of("second", &alone).is_err_and(|what| what.contains("without a chat template")));
 }
 
 #[tokio::test]
@@ -227,9 +227,10 @@ async fn server(answer: impl Fn(&str, &Value) -> Value + Send + 'static) -> Stri
                 let length = client.read(&mut part).await.unwrap();
                 read.extend_from_slice(&part[..length]);
             };
-            let body = answer(head.split_whitespace().nth(1).unwrap(), &body).to_string();
+            let answer = answer(head.split_whitespace().nth(1).unwrap(), &body);
+            let (status, body) = (if answer.is_null() { "404 Not Found" } else { "200 OK" }, answer.to_string());
             let head = format!("content-type: application/json\r\ncontent-length: {}\r\nconnection: close", body.len());
-            client.write_all(format!("HTTP/1.1 200 OK\r\n{head}\r\n\r\n{body}").as_bytes()).await.unwrap();
+            client.write_all(format!("HTTP/1.1 {status}\r\n{head}\r\n\r\n{body}").as_bytes()).await.unwrap();
         }
     });
     url
@@ -263,7 +264,7 @@ async fn llama_cpps_endpoints_are_understood() {
         context_tokens: Some(context_tokens),
         ..PromptEntry::default()
     };
-    let look = async |entry: PromptEntry| Prompt::of(&entry).unwrap().look(request().to_string().as_bytes()).await;
+    let look = async |entry: PromptEntry| Prompt::of("second", &entry).unwrap().look(request().to_string().as_bytes()).await;
     let found = look(entry(None, 15)).await.unwrap();
     assert_eq!((found.tokens, found.faults), (Some(5), Vec::new()));
     assert_eq!(look(entry(None, 14)).await.unwrap().faults.len(), 1);
@@ -294,7 +295,7 @@ async fn vllms_endpoint_is_understood() {
         let mut asked = request();
         asked["model"] = json!("m");
         asked["max_tokens"] = json!(answer_tokens);
-        Prompt::of(&entry).unwrap().look(asked.to_string().as_bytes()).await.unwrap()
+        Prompt::of("second", &entry).unwrap().look(asked.to_string().as_bytes()).await.unwrap()
     };
     let good: &str = Box::leak(written(1).into_boxed_str());
     let found = look(good, 10, PromptEntry::default()).await;
@@ -322,10 +323,27 @@ async fn an_endpoint_that_does_not_answer_so_says_nothing() {
     for answer in [json!({}), json!({ "tokens": ["be"] }), json!({ "prompt": 1 })] {
         let url = server(move |_, _| answer.clone()).await;
         let entry = PromptEntry { tokenize: Some(format!("{url}/tokenize")), ..PromptEntry::default() };
-        Prompt::of(&entry).unwrap().look(request().to_string().as_bytes()).await.unwrap_err();
+        Prompt::of("second", &entry).unwrap().look(request().to_string().as_bytes()).await.unwrap_err();
         let entry = PromptEntry { apply_template: Some(format!("{url}/apply-template")), ..PromptEntry::default() };
-        Prompt::of(&entry).unwrap().look(request().to_string().as_bytes()).await.unwrap_err();
+        Prompt::of("second", &entry).unwrap().look(request().to_string().as_bytes()).await.unwrap_err();
     }
+}
+
+#[tokio::test]
+async fn an_endpoint_that_is_not_there_is_told_with_its_key_and_its_url() {
+    let url = server(|_, _| Value::Null).await;
+    let look = async |entry: PromptEntry| {
+        Prompt::of("second", &entry).unwrap().look(request().to_string().as_bytes()).await.unwrap_err()
+    };
+    let template = PromptEntry { apply_template: Some(format!("{url}/apply-templat?key=secret")), ..PromptEntry::default() };
+    let told = format!("provider.second.prompt.apply_template = \"{url}/apply-templat\": refused: status 404");
+    assert!(look(template).await.starts_with(&told));
+    let tokens = PromptEntry { tokenize: Some(format!("{url}/v2/tokenise")), ..PromptEntry::default() };
+    let told = format!("provider.second.prompt.tokenize = \"{url}/v2/tokenise\": refused: status 404");
+    assert!(look(tokens).await.starts_with(&told));
+    let none = PromptEntry { tokenize: Some("tokenize".to_owned()), ..PromptEntry::default() };
+    let what = Prompt::of("second", &none).map(drop).unwrap_err();
+    assert_eq!(what, "provider.second.prompt.tokenize = \"tokenize\": it is no URL");
 }
 
 /// As templates do that put the answers of several tools into one turn.

@@ -44,13 +44,13 @@ pub(super) struct Begin {
 impl Tokens {
     #[cfg(feature = "tokenizers")]
     pub(super) fn read(file: &Path) -> Result<Self, String> {
-        let tokenizer = tokenizers::Tokenizer::from_file(file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let tokenizer = tokenizers::Tokenizer::from_file(file).map_err(|error| error.to_string())?;
         Ok(Tokens::Local(Box::new(tokenizer)))
     }
 
     #[cfg(not(feature = "tokenizers"))]
-    pub(super) fn read(file: &Path) -> Result<Self, String> {
-        Err(format!("{}: this build has no tokenizers (feature \"tokenizers\")", file.display()))
+    pub(super) fn read(_: &Path) -> Result<Self, String> {
+        Err("this build has no tokenizers (feature \"tokenizers\")".to_owned())
     }
 
     /// Counts the tokens of a text, with or without what the tokenizer adds to one by itself. Special tokens in it are read as such.
@@ -67,7 +67,7 @@ impl Tokens {
                     "content": text, "add_special": adds, "parse_special": true, "prompt": text, "add_special_tokens": adds,
                 });
                 named(&mut asked, request);
-                counted(&endpoint.ask(&asked).await?)
+                counted(&endpoint.ask(&asked).await?).map_err(|what| endpoint.told(what))
             }
         }
     }
@@ -85,12 +85,11 @@ impl Tokens {
                     }
                 }
                 named(&mut asked, request);
-                let counted = counted(&endpoint.ask(&asked).await?)?;
+                let counted = counted(&endpoint.ask(&asked).await?).map_err(|what| endpoint.told(what))?;
                 // llama.cpp answers so to what it does not know.
                 if counted.all == 0 {
-                    return Err(
-                        "tokenize: it counts no tokens of messages; name a chat_template or an apply_template too".to_owned()
-                    );
+                    let what = "it counts no tokens of messages; name a chat_template or an apply_template too";
+                    return Err(endpoint.told(what));
                 }
                 Ok(Some(counted))
             }
@@ -122,14 +121,14 @@ fn named(asked: &mut Value, request: &Value) {
 }
 
 /// What an endpoint answered.
-fn counted(answer: &Value) -> Result<Counted, String> {
+fn counted(answer: &Value) -> Result<Counted, &'static str> {
     let id = |token: &Value| token.as_u64().or_else(|| token["id"].as_u64());
     let ids = match answer.get("tokens").and_then(Value::as_array) {
-        Some(tokens) => Some(tokens.iter().map(id).collect::<Option<Vec<u64>>>().ok_or("tokenize: a token has no number")?),
+        Some(tokens) => Some(tokens.iter().map(id).collect::<Option<Vec<u64>>>().ok_or("a token has no number")?),
         None => None,
     };
     let all = answer["count"].as_u64().or_else(|| ids.as_ref().map(|ids| ids.len() as u64));
-    let all = all.ok_or("tokenize: its answer has neither tokens nor count")?;
+    let all = all.ok_or("its answer has neither tokens nor count")?;
     Ok(Counted { all, ids, limit: answer["max_model_len"].as_u64() })
 }
 
@@ -137,15 +136,25 @@ fn counted(answer: &Value) -> Result<Counted, String> {
 pub(super) struct Endpoint {
     provider: HttpProvider,
     target: String,
+    /// Its key in the configuration and its URL, without a query: that may be a secret.
+    shown: String,
 }
 
 impl Endpoint {
-    pub(super) fn of(url: &str) -> Result<Self, String> {
-        let at = url.find("://").map(|at| at + 3).ok_or_else(|| format!("{url:?} is no URL"))?;
+    /// The one that the configuration has under this key.
+    pub(super) fn of(key: String, url: &str) -> Result<Self, String> {
+        let shown = format!("{key} = {:?}", url.split('?').next().unwrap_or_default());
+        let at = url.find("://").map(|at| at + 3).ok_or_else(|| format!("{shown}: it is no URL"))?;
         let path = url[at..].find('/').map_or(url.len(), |path| at + path);
         let options = HttpOptions::new(&url[..path]);
-        let provider = HttpProvider::new("prompt", options).map_err(|error| format!("{url:?}: {error}"))?;
-        Ok(Endpoint { provider, target: if path == url.len() { "/".to_owned() } else { url[path..].to_owned() } })
+        let provider = HttpProvider::new("prompt", options).map_err(|error| format!("{shown}: {error}"))?;
+        let target = if path == url.len() { "/".to_owned() } else { url[path..].to_owned() };
+        Ok(Endpoint { provider, target, shown })
+    }
+
+    /// What is wrong with it, with whose it is.
+    pub(super) fn told(&self, what: impl std::fmt::Display) -> String {
+        format!("{}: {what}", self.shown)
     }
 
     pub(super) async fn ask(&self, body: &Value) -> Result<Value, String> {
@@ -169,9 +178,9 @@ impl Endpoint {
         };
         match self.provider.submit(call).await {
             Outcome::Succeeded { response, .. } => {
-                serde_json::from_slice(&response.body).map_err(|_| format!("{}: its answer is not JSON", self.target))
+                serde_json::from_slice(&response.body).map_err(|_| self.told("its answer is not JSON"))
             }
-            other => Err(format!("{}: {}", self.target, why(&other))),
+            other => Err(self.told(why(&other))),
         }
     }
 }

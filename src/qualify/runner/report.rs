@@ -13,6 +13,9 @@ use super::{Run, Verdict, variant};
 use crate::qualify::statistics::{says, wilson};
 use crate::qualify::suite::{Level, Suite};
 
+/// So many models or builds are named where there should be one.
+const NAMES_SHOWN: usize = 4;
+
 /// What a suite's runs come to.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Report {
@@ -36,9 +39,10 @@ pub struct Report {
     pub gateway: Apart,
     /// What came of the claims of the provider's entry (L4); no samples.
     pub capabilities: Apart,
-    /// The model that answered; `""` if it never said, or if there was more than one.
+    /// The model that answered; `""` if it never said, or if there was more than one. Where the suite passed, each answer said it, or
+    /// none did.
     pub model: String,
-    /// Which build of it.
+    /// Which build of it; `""` likewise.
     pub build: String,
     /// What it cost, in the provider's unit.
     pub cost: u64,
@@ -79,12 +83,27 @@ impl Apart {
     }
 }
 
+fn counted(number: u32, one: &str) -> String {
+    if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
+}
+
+/// The first of them; what else there is, is counted.
+fn listed(names: &[String]) -> String {
+    let shown = &names[..names.len().min(NAMES_SHOWN)];
+    let more = names.len() - shown.len();
+    if more == 0 { shown.join(", ") } else { format!("{} and {more} more", shown.join(", ")) }
+}
+
+fn were(number: u32, one: &str) -> String {
+    format!("{} {}", counted(number, one), if number == 1 { "was" } else { "were" })
+}
+
 impl Report {
     /// Sums up runs.
     ///
     /// A proof takes that every run was begun, that every case, and each of its variants, was decided in at least half of its runs,
-    /// that no more failed than may, and that one model answered. What was cut short proves nothing, however much of it was decided:
-    /// when it stopped may hang on what it had seen.
+    /// that no more failed than may, and that one build of one model answered, by the word of each answer or of none. What was cut
+    /// short proves nothing, however much of it was decided: when it stopped may hang on what it had seen.
     pub fn of(route: &str, provider: &str, suite: &Suite, all: Vec<Run>) -> Self {
         let samples: Vec<&Run> = all.iter().filter(|run| run.level < Level::Gateway).collect();
         let count = |verdict| u32::try_from(samples.iter().filter(|run| run.verdict == verdict).count()).unwrap_or(u32::MAX);
@@ -107,7 +126,8 @@ impl Report {
             .filter(|(_, count)| **count < needed)
             .map(|((case, variant), count)| {
                 let variant = if variant.is_empty() { String::new() } else { format!(", {variant}") };
-                format!("{case:?}{variant}: decided in {count} of {} runs, and {needed} are needed", suite.runs)
+                let are = if needed == 1 { "is" } else { "are" };
+                format!("{case:?}{variant}: decided in {count} of {}, and {needed} {are} needed", counted(suite.runs, "run"))
             })
             .collect();
         let several = |of: fn(&Run) -> &String| {
@@ -117,14 +137,22 @@ impl Report {
             names
         };
         let (models, builds) = (several(|run| &run.model), several(|run| &run.build));
-        let cut = all.iter().filter(|run| run.cut).count();
+        // Who does not say may be another one.
+        let unsaid = |of: fn(&Run) -> &String| all.iter().filter(|run| run.answered && of(run).is_empty()).count();
+        let others = [("model", &models, unsaid(|run| &run.model)), ("build", &builds, unsaid(|run| &run.build))];
+        let others = others.into_iter().find_map(|(what, names, unsaid)| match names.len() {
+            2.. => Some(format!("inconclusive: more than one {what} answered: {}", listed(names))),
+            1 if unsaid > 0 => Some(format!("inconclusive: {unsaid} answers do not say which {what} made them, and others do")),
+            _ => None,
+        });
+        let cut = u32::try_from(all.iter().filter(|run| run.cut).count()).unwrap_or(u32::MAX);
         let mut lines = Vec::new();
         let verdict = if failures > suite.failures_max {
-            lines.push(format!("refused: {failures} of {runs} runs failed; {} may", suite.failures_max));
+            lines.push(format!("refused: {failures} of {} failed; {} may", counted(runs, "run"), suite.failures_max));
             lines.extend(undecided);
             Verdict::Failed
         } else if cut > 0 {
-            lines.push(format!("inconclusive: it was cut short: {cut} requests were not made"));
+            lines.push(format!("inconclusive: it was cut short: {} not made", were(cut, "request")));
             Verdict::Inconclusive
         } else if runs == 0 || !undecided.is_empty() {
             lines.push("inconclusive: the suite could not be decided".to_owned());
@@ -142,11 +170,11 @@ impl Report {
                 "inconclusive: the way through a gateway, or what the provider can be asked, could not be decided".to_owned(),
             );
             Verdict::Inconclusive
-        } else if models.len() > 1 {
-            lines.push(format!("inconclusive: more than one model answered: {}", models.join(", ")));
+        } else if let Some(others) = others {
+            lines.push(others);
             Verdict::Inconclusive
         } else {
-            lines.push(format!("passed: {passed} of {runs} runs"));
+            lines.push(format!("passed: {passed} of {}", counted(runs, "run")));
             Verdict::Passed
         };
         lines.push(says(failures, runs));
@@ -156,7 +184,8 @@ impl Report {
             lines.push(format!("and apart from these, {} held", apart.join(" and ")));
         }
         if inconclusive > 0 {
-            lines.push(format!("{inconclusive} runs were inconclusive and count for nothing"));
+            let verb = if inconclusive == 1 { "counts" } else { "count" };
+            lines.push(format!("{} inconclusive and {verb} for nothing", were(inconclusive, "run")));
         }
         let single =
             |names: Vec<String>| if names.len() == 1 { names.into_iter().next().unwrap_or_default() } else { String::new() };
@@ -191,7 +220,7 @@ mod tests {
     }
 
     fn run(case: &str, number: u32, verdict: Verdict) -> Run {
-        Run { verdict, model: "m".to_owned(), cost: 1, ..Run::blank(case, "", number, Level::Meaning) }
+        Run { verdict, answered: true, model: "m".to_owned(), cost: 1, ..Run::blank(case, "", number, Level::Meaning) }
     }
 
     fn verdict(runs: &[(&str, Verdict)]) -> Verdict {
@@ -236,6 +265,34 @@ mod tests {
         assert_eq!(Report::of("r", "p", &suite(), runs.clone()).model, "m");
         runs[3].model = "n".to_owned();
         assert_eq!(Report::of("r", "p", &suite(), runs).verdict, Verdict::Inconclusive);
+    }
+
+    #[test]
+    fn two_builds_or_answers_that_do_not_all_say_who_made_them_prove_nothing() {
+        let runs: Vec<Run> = ["a", "a", "b", "b"].iter().zip(1..).map(|(case, n)| run(case, n, Verdict::Passed)).collect();
+        let says = |builds: [&str; 4], apart: Option<(&str, &str)>| {
+            let mut runs: Vec<Run> =
+                runs.iter().zip(builds).map(|(run, build)| Run { build: build.to_owned(), ..run.clone() }).collect();
+            runs.extend(apart.map(|(model, build)| Run {
+                level: Level::Gateway,
+                model: model.to_owned(),
+                build: build.to_owned(),
+                ..run("a", 1, Verdict::Passed)
+            }));
+            let report = Report::of("r", "p", &suite(), runs);
+            (report.verdict, report.build, report.says[0].clone())
+        };
+        let passed = Verdict::Passed;
+        assert_eq!(says([""; 4], None), (passed, String::new(), "passed: 4 of 4 runs".to_owned()));
+        assert_eq!(says(["x"; 4], Some(("m", "x"))), (passed, "x".to_owned(), "passed: 4 of 4 runs".to_owned()));
+        let open = |what: &str| (Verdict::Inconclusive, format!("inconclusive: {what}"));
+        let said = |(verdict, _, says): (Verdict, String, String)| (verdict, says);
+        assert_eq!(said(says(["x", "y", "x", "y"], None)), open("more than one build answered: x, y"));
+        let unsaid = open("1 answers do not say which build made them, and others do");
+        assert_eq!(said(says(["x", "x", "x", ""], None)), unsaid);
+        assert_eq!(said(says(["x"; 4], Some(("m", "")))), unsaid);
+        assert_eq!(said(says(["x"; 4], Some(("m", "y")))), open("more than one build answered: x, y"));
+        assert_eq!(said(says([""; 4], Some(("n", "")))), open("more than one model answered: m, n"));
     }
 
     /// What is asked once more another way says nothing more of how often the model fails.

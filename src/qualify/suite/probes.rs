@@ -39,7 +39,7 @@ pub(super) fn bodies(text: &str, names: &[String], extract: &Extract, known: &[&
 }
 
 /// Values of every kind, and those that an expression speaks of itself, alone and in lists and objects.
-fn values(text: &str) -> Vec<Value> {
+pub(super) fn values(text: &str) -> Vec<Value> {
     let mut values = vec![
         json!(null),
         json!({}),
@@ -100,7 +100,7 @@ fn objects(paths: &[Vec<&str>], values: &[Value]) -> Vec<Value> {
 }
 
 /// Puts a value where a path leads; what stands in its way gives way.
-fn put(object: &mut Value, path: &[&str], value: Value) {
+pub(super) fn put(object: &mut Value, path: &[&str], value: Value) {
     let Some((name, rest)) = path.split_first() else {
         *object = value;
         return;
@@ -114,7 +114,7 @@ fn put(object: &mut Value, path: &[&str], value: Value) {
 }
 
 /// The texts and numbers of an expression.
-fn literals(text: &str) -> (Vec<String>, Vec<f64>) {
+pub(super) fn literals(text: &str) -> (Vec<String>, Vec<f64>) {
     let (mut texts, mut code) = (Vec::new(), String::new());
     let mut characters = text.chars();
     while let Some(character) = characters.next() {

@@ -43,7 +43,7 @@ fn what_would_prove_nothing_is_no_suite() {
     assert!(wrong(r#"["output.total == 12"]"#, "[]").contains("asserts nothing"));
     assert!(wrong("    assert: [\"output.total == 12\"]\n", "").contains("asserts nothing"));
     assert!(wrong("total: 13", "total: 12").contains("refuse 1: its assertions and the route accept it"));
-    assert!(wrong("items |", "thing |").contains("undefined"));
+    assert!(wrong("items |", "thing |").contains("case \"adds\": input: there is no thing in values; known are items"));
     assert!(wrong("shuffle: items", "shuffle: thing").contains("shuffle = \"thing\""));
     assert!(wrong("runs: 2", "runs: 0").contains("runs = 0"));
     assert!(wrong("runs: 2", "run: 2").contains("run"));
@@ -210,9 +210,57 @@ fn what_is_wrong_is_told_with_its_line() {
     assert_eq!(line("output.total == 12", "output.total = 12"), (Some(9), 1));
     assert_eq!(line("shuffle: items", "shuffle: thing"), (Some(12), 1));
     assert_eq!(line("    refuse: [{ output", "    refuses: [{ output"), (Some(10), 1));
-    assert_eq!(line("items |", "thing |"), (Some(6), 3));
+    // Once, however many relations are asked too.
+    assert_eq!(line("items |", "thing |"), (Some(6), 1));
     let wrong = Suite::load(GOOD.replace("shuffle: items", "shuffle: thing").as_bytes(), None).unwrap_err();
     assert!(wrong[0].to_string().starts_with("line 12: case \"adds\": shuffle = \"thing\""), "{}", wrong[0]);
+}
+
+#[test]
+fn a_value_that_is_not_there_is_named_with_those_that_are() {
+    let told = |values: &str, text: &str| {
+        let yaml = serde_json::json!({ "cases": [{
+            "name": "c", "values": serde_json::from_str::<Value>(values).unwrap(), "input": { "t": text }, "assert": ["output.ok"],
+        }] });
+        load(&yaml.to_string()).map(drop).map_err(|wrong| wrong.join("; "))
+    };
+    let person = r#"{ "person": { "name": "Ada" }, "all": [{ "n": 1 }] }"#;
+    for (values, text, what) in [
+        ("{}", "{{ nobody }}", "there is no nobody in values; there are none"),
+        (person, "{{ person.nam }}", "there is no person.nam in values; known are all, person"),
+        (person, "{{ a }}{{ person.name }}{{ b }}", "there is no a, b in values; known are all, person"),
+        (person, "{% for one in all %}{{ one.m }}{% endfor %}", "undefined value"),
+    ] {
+        let wrong = told(values, text).unwrap_err();
+        assert!(wrong.contains(what), "{text}: {wrong}");
+    }
+    assert_eq!(told(person, "{% for one in all %}{{ one.n }}{{ loop.index }}{% endfor %}{{ person.name | upper }}"), Ok(()));
+}
+
+#[test]
+fn a_value_of_another_kind_is_told_with_its_key_and_an_example() {
+    let line = |from: &str, to: &str| load(&GOOD.replace(from, to)).unwrap_err().join("; ");
+    let runs = "line 2: runs: it must be a whole number of 1 or more, as in runs: 5";
+    for written in ["runs: two", "runs: -1", "\"runs\": two", "runs: [2]", "runs: 1.5"] {
+        assert_eq!(line("runs: 2", written), runs, "{written}");
+    }
+    let finish = "finish: { pointer: /why, allowed: stop }";
+    for (from, to, what) in [
+        ("runs: 2", "runs:\n  two", "line 3: runs: it must be a whole number"),
+        ("runs: 2", "vary: messages", "line 2: vary: it must be a list of JSON pointers, as in vary: [/messages]"),
+        ("runs: 2", "levels: prompt", "line 2: levels: it must be a list of levels"),
+        ("runs: 2", finish, "line 2: allowed: it must be a list of words, as in allowed: [stop]"),
+        ("[\"output.total == 12\"]", "output.ok", "line 9: assert: it must be a list of expressions"),
+        ("[{ output: { total: 13 } }]", "{ output: { total: 13 } }", "line 10: refuse: it must be a list of known-bad outputs"),
+        ("{ items: [3, 4, 5] }", "[3]", "line 7: values: it must be values by their names"),
+        ("{ temperature: 0 }", "0", "line 3: parameters: it must be members of every request"),
+    ] {
+        let wrong = line(from, to);
+        assert!(wrong.starts_with(what), "{to}: {wrong}");
+    }
+    assert!(load("cases: none").unwrap_err()[0].contains("cases: it must be a list of cases"));
+    assert!(load("cases:\n  - none").unwrap_err()[0].contains("cases: it must be a list of cases"));
+    assert!(line("runs: 2", "run: 2").contains("unknown field"));
 }
 
 #[test]
@@ -223,4 +271,131 @@ fn two_relations_that_change_the_same_have_names_of_their_own() {
     assert_eq!(names, ["", "shuffle items", "replace items", "replace items (2)", "replace items (3)"]);
     let told: Vec<String> = suite.cases[0].relations.iter().map(Relation::what).collect();
     assert_eq!(told, names[1..]);
+}
+
+/// A suite of one case for a route with this schema: with this assertion, this relation and these known-bad outputs.
+fn for_schema(schema: &str, assertion: &str, same: Option<&str>, refuse: &str) -> Result<Suite, String> {
+    let check = Check::compile(Of::Output, &Required { schema: Some(schema.as_bytes()), assertions: &[] }).unwrap();
+    let route = Validator { output: Some(check), ..Validator::default() };
+    let relations =
+        same.map(|same| serde_json::json!([{ "shuffle": "items", "same": same }])).unwrap_or_else(|| serde_json::json!([]));
+    let case = serde_json::json!({
+        "name": "c", "values": { "items": [1, 2] }, "input": { "question": "why so?" }, "assert": [assertion],
+        "refuse": serde_json::from_str::<Value>(refuse).unwrap(), "relations": relations,
+    });
+    let yaml = serde_json::json!({ "cases": [case] }).to_string();
+    Suite::load(yaml.as_bytes(), Some(&route))
+        .map_err(|wrong| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+}
+
+const COLOR: &str = r##"{
+    "type": "object", "required": ["color"], "additionalProperties": false,
+    "properties": {
+        "color": { "enum": ["red", "green", "blue", "none"] }, "shade": { "$ref": "#/$defs/shade" }, "kind": { "const": "paint" },
+        "note": { "type": "string" }, "code": { "type": "string", "pattern": "^(A1|B2|Q9)7$" },
+        "count": { "type": "integer", "minimum": 0 },
+        "items": { "type": "array", "items": { "type": "object", "properties": { "price": { "type": "number" } } } }
+    },
+    "$defs": { "shade": { "enum": ["dark", "light"] } }
+}"##;
+
+#[test]
+fn an_assertion_that_the_schema_makes_true_is_refused() {
+    for assertion in [
+        "output.color == output.color",
+        "output.color == 'red' or true",
+        "output.color is defined",
+        "output.color is string",
+        "output.color in ['red', 'green', 'blue', 'none']",
+        "output.color | length > 0",
+        "output.color != 'purple'",
+        "output.shade is undefined or output.shade in ['light', 'dark']",
+        "output.kind | default('paint') == 'paint'",
+        "output.count | default(0) >= 0",
+        "output.items | default([]) | length >= 0",
+    ] {
+        let wrong = for_schema(COLOR, assertion, None, "[]").unwrap_err();
+        assert!(wrong.contains("only what the route's schema refuses anyway breaks it"), "{assertion}: {wrong}");
+        assert!(wrong.contains("name an output in refuse that the schema accepts and this must refuse"), "{wrong}");
+        // What the schema refuses is no evidence either.
+        assert!(for_schema(COLOR, assertion, None, r#"[{ "output": { "color": "pink" } }]"#).is_err(), "{assertion}");
+    }
+    let small = r#"{ "type": "object", "required": ["color"], "properties": { "color": { "type": "string" } } }"#;
+    for assertion in ["output['color'] is defined", "output is mapping", "output | length > 0"] {
+        assert!(for_schema(small, assertion, None, "[]").is_err_and(|wrong| wrong.contains("refuses anyway")), "{assertion}");
+    }
+}
+
+#[test]
+fn an_assertion_that_says_more_than_the_schema_is_good() {
+    for assertion in [
+        "output.color == 'red'",
+        "output.color in ['red', 'green', 'blue']",
+        "output.color != 'none'",
+        "output.color | length > 3",
+        "output.shade is defined",
+        "output.shade | default('') != output.color | default('')  and output.shade is defined",
+        "output.note | length < 1500",
+        "output.note | default('') | length < 1500",
+        "output.note | default('') != 'draft'",
+        "'secret' not in output | string",
+        "output.note | default('') | lower == output.note | default('')",
+        "output.note | default('') != input.question",
+        // No text of that form is known: nothing can be said.
+        "output.code | default('A17') in ['A17', 'B27', 'Q97']",
+        "output.count | default(0) < 1000000",
+        "output.count | default(0) % 2 == 0",
+        "output.items | default([]) | length <= 40",
+        "output.items | default([]) | map(attribute='price') | sum <= 0",
+        "answer.usage.total | default(1) < 5000",
+        "output.color == 'red' or output.count | default(0) > 3",
+    ] {
+        let suite = for_schema(COLOR, assertion, None, "[]");
+        assert!(suite.is_ok(), "{assertion}: {:?}", suite.err());
+    }
+    let two = r#"{ "type": "object", "required": ["a", "b"],
+        "properties": { "a": { "enum": ["x", "y", "w"] }, "b": { "enum": ["z", "w", "v"] } } }"#;
+    assert!(for_schema(two, "output.a != output.b", None, "[]").is_ok());
+    let unlikely = r#"{ "type": "object", "required": ["id"],
+        "properties": { "id": { "type": "string", "pattern": "^Q9[a-f]{7}$" } } }"#;
+    assert!(for_schema(unlikely, "output.id is defined", None, "[]").is_ok());
+    // What is named as bad, and accepted by the schema, shows that an assertion says more.
+    let reversed = "output.note | default('') | reverse != '77031'";
+    assert!(for_schema(COLOR, reversed, None, "[]").is_err());
+    assert!(for_schema(COLOR, reversed, None, r#"[{ "output": { "color": "red", "note": "13077" } }]"#).is_ok());
+}
+
+#[test]
+fn an_assertion_that_can_never_hold_is_refused() {
+    for (assertion, why) in [
+        ("output.colour == 'red'", "the route's schema allows no \"colour\" there"),
+        ("output.colour is undefined", "the route's schema allows no \"colour\" there"),
+        ("output.color == 'purple'", "it can never hold: in the route's schema output.color is \"red\" or \"green\""),
+        ("'purple' == output.color", "it can never hold"),
+        ("output.color in ['purple', 'pink']", "it can never hold"),
+        ("output.color == 'red' and output.shade == 'pink'", "it can never hold"),
+        ("output.kind == 'ink'", "output.kind is \"paint\""),
+        ("output.count == '12'", "it can never hold: the route's schema has type integer there"),
+        ("output.note == 12", "it can never hold: the route's schema has type string there"),
+    ] {
+        let wrong = for_schema(COLOR, assertion, None, "[]").unwrap_err();
+        assert!(wrong.contains(why), "{assertion}: {wrong}");
+    }
+    for assertion in ["output.color == 'red' and output.shade == 'dark'", "output.count == 12", "output.note == '12'"] {
+        assert!(for_schema(COLOR, assertion, None, "[]").is_ok(), "{assertion}");
+    }
+}
+
+#[test]
+fn a_relation_that_the_schema_makes_the_same_is_refused() {
+    for same in
+        ["output.color is defined", "output.color is string", "output.color in ['red', 'green', 'blue', 'none']", "output.kind"]
+    {
+        let wrong = for_schema(COLOR, "output.color == 'red'", Some(same), "[]").unwrap_err();
+        assert!(wrong.contains("it comes to the same for all that the route's schema accepts"), "{same}: {wrong}");
+    }
+    for same in ["output.color", "output.shade is defined", "output.color == 'red'", "output.code", "output | length"] {
+        let suite = for_schema(COLOR, "output.color == 'red'", Some(same), "[]");
+        assert!(suite.is_ok(), "{same}: {:?}", suite.err());
+    }
 }

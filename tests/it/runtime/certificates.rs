@@ -7,12 +7,14 @@ use onejob::attempt::AttemptToken;
 use onejob::fingerprint::{hex, sha256};
 use onejob::job::JobState;
 use onejob::provider::Provider as _;
-use onejob::qualify::{Bindings, Certificate, Contract, Part, Standing};
+use onejob::qualify::{Bindings, Certificate, Contract, Part, Standing, in_force};
 use onejob::runtime::{Proof, Suspend};
 use onejob::store::{Issued, Stood};
 use onejob::validate::{Check, Of, Required, Validator};
 
 use super::*;
+
+const BODY: &str = r#"{"model":"m"}"#;
 
 /// What the laser printer must have proved.
 pub fn contract() -> Contract {
@@ -22,6 +24,7 @@ pub fn contract() -> Contract {
         fixed: BTreeMap::from([(Part::Suite, "suite".to_owned()), (Part::Schema, "schema".to_owned())]),
         model: "/model".to_owned(),
         vary: vec!["/pages".to_owned()],
+        free_headers: Vec::new(),
         has_template: false,
     }
 }
@@ -62,7 +65,7 @@ impl Shop {
             inconclusive: 0,
             evidence: String::new(),
         };
-        assert_eq!(store.issue_certificate(&certificate, b"{}", None).await.unwrap(), Issued::Kept);
+        assert_eq!(store.issue_certificate(&certificate, b"{}", None, 0).await.unwrap(), Issued::Kept);
         id
     }
 
@@ -107,7 +110,7 @@ async fn whoever_is_not_certified_for_this_very_request_is_never_called() {
     denied("none", r#"{"model":"m"}"#, "it has no certificate").await;
     let id = shop.certify(r#"{"model":"m","copies":1}"#, "").await;
     denied("model", r#"{"model":"n","copies":1}"#, "its certificate is for another model").await;
-    denied("parameters", r#"{"model":"m","copies":2}"#, "its certificate is for another parameters").await;
+    denied("parameters", r#"{"model":"m","copies":2}"#, "its certificate is for other parameters").await;
     let store = shop.redis.store().await;
     let say = async |standing| {
         store.mark_certificate(AttemptToken::random(), ("print", "laser"), Some(&id), standing, ("ada", "doubts")).await.unwrap()
@@ -190,6 +193,23 @@ async fn an_answer_of_another_model_suspends_the_certificate_and_the_next_failov
     assert_eq!(shop.laser.ledger().received, 1);
 }
 
+/// It was tried once, and the certificate stayed live though another model is known to answer.
+#[tokio::test]
+async fn a_suspension_that_cannot_be_stored_is_made_once_it_can() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("refuse").unwrap();
+    let id = shop.certify(r#"{"model":"m"}"#, "a model that is not there any more").await;
+    let runtime = shop.gateway_with(gated).await;
+    // Certificates can be read, and nobody may change them.
+    let only_read = ["ACL", "SETUSER", "default", "resetkeys", "~oj:[^c]*", "~oj:canary", "%R~oj:certificate:*"];
+    shop.redis.command::<()>(&only_read).await;
+    assert_eq!(run(&runtime, "first", r#"{"model":"m"}"#).await.state, JobState::Succeeded);
+    until("it is refused", async || !shop.redis.command::<Vec<redis::Value>>(&["ACL", "LOG"]).await.is_empty()).await;
+    assert_eq!(shop.standing(&id).await.0, Standing::Live);
+    shop.redis.command::<()>(&["ACL", "SETUSER", "default", "allkeys"]).await;
+    until("it is suspended", async || shop.standing(&id).await.0 == Standing::Suspended).await;
+}
+
 #[tokio::test]
 async fn too_many_invalid_answers_suspend_the_certificate() {
     let shop = Shop::open().await;
@@ -225,7 +245,7 @@ async fn certificates_are_kept_marked_and_told() {
     let expected: Vec<&str> = ids.iter().skip(1).rev().map(String::as_str).collect();
     assert_eq!(kept, expected, "the newest eight, the newest first");
     assert_eq!(store.evidence(&ids[8]).await.unwrap().as_deref(), Some(b"{}".as_slice()));
-    assert_eq!(store.certified_pairs().await.unwrap(), [("print".to_owned(), "laser".to_owned())]);
+    assert_eq!(store.certified_pairs().await.unwrap().pairs, [("print".to_owned(), "laser".to_owned())]);
     let say = async |id: Option<&str>, standing| {
         store.mark_certificate(AttemptToken::random(), ("print", "laser"), id, standing, ("ada", "why")).await.unwrap()
     };
@@ -253,4 +273,29 @@ async fn certificates_are_kept_marked_and_told() {
         .command(&["PTTL", &shop.redis.keys().await.into_iter().find(|key| key.contains(":certificate:")).unwrap()])
         .await;
     assert!(life > 30 * 86_400_000, "{life}");
+}
+
+/// What is told before a failover is wanted is what would be decided then: a newer certificate that is suspended counts, and not the
+/// older one that is still live.
+#[tokio::test]
+async fn of_several_certificates_for_one_contract_the_newest_decides() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("refuse").unwrap();
+    shop.certify(BODY, "").await;
+    let newest = shop.certify(BODY, "again").await;
+    let store = shop.redis.store().await;
+    let suspend = ("ada", "doubts");
+    store
+        .mark_certificate(AttemptToken::random(), ("print", "laser"), Some(&newest), Standing::Suspended, suspend)
+        .await
+        .unwrap();
+    let kept = store.certificates("print", "laser").await.unwrap();
+    let standing: Vec<Standing> = kept.iter().map(|one| one.standing).collect();
+    assert_eq!(standing, [Standing::Suspended, Standing::Live]);
+    let in_force: Vec<&str> = in_force(&kept).map(|one| one.certificate.id.as_str()).collect();
+    assert_eq!(in_force, [newest.as_str()]);
+    let runtime = shop.gateway_with(gated).await;
+    let job = run(&runtime, "order-1", BODY).await;
+    assert!(job.reason.contains("failover_denied: laser: its certificate is suspended: doubts"), "{}", job.reason);
+    assert_eq!(shop.laser.ledger().received, 0);
 }

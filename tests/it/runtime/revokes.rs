@@ -247,3 +247,63 @@ async fn what_a_provider_says_when_it_is_asked_counts_for_its_certificate() {
     assert_eq!((job.state, states(&job)), (JobState::Succeeded, vec![Aborted, Succeeded]));
     until("it is suspended", async || shop.standing(&id).await.0 == Standing::Suspended).await;
 }
+
+/// A printer that does the work of a key once, hangs up on whoever hands it in, and cannot be asked otherwise.
+struct Replays {
+    http: HttpProvider,
+    asked: Arc<AtomicU64>,
+    replayed: Arc<AtomicU64>,
+}
+
+impl Provider for Replays {
+    fn render(&self, request: &Request) -> Result<Rendered, RenderError> {
+        self.http.render(request)
+    }
+
+    fn submit(&self, _: Call) -> ProviderFuture<'_, Outcome> {
+        Box::pin(async { Outcome::Unknown { reason: "it hung up".to_owned() } })
+    }
+
+    fn replay(&self, call: Call) -> ProviderFuture<'_, Outcome> {
+        self.replayed.fetch_add(1, Ordering::SeqCst);
+        self.http.submit(call)
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { find: true, replay: Some(Duration::from_secs(3600)), ..Abilities::default() }
+    }
+
+    fn find(&self, _: Sent) -> ProviderFuture<'_, Evidence> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        Box::pin(async { Evidence::NoAnswer { reason: "it does not know".to_owned() } })
+    }
+}
+
+/// The first request may never have arrived: then a replay is the first one that does.
+#[tokio::test]
+async fn an_unknown_attempt_is_not_sent_again_under_a_certificate_that_was_taken_back() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("refuse").unwrap();
+    shop.certify(BODY, "").await;
+    let (asked, replayed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let runtime = shop
+        .gateway_with(|setup| {
+            gated(setup);
+            setup.route.reconcile.first = Duration::from_millis(300);
+            let http = |name, printer| http(name, printer, Duration::from_secs(30));
+            let (asked, replayed) = (Arc::clone(&asked), Arc::clone(&replayed));
+            let laser = Replays { http: http("laser", &shop.laser), asked, replayed };
+            setup.providers = Some(vec![slot("inkjet", http("inkjet", &shop.inkjet)), slot("laser", laser)]);
+        })
+        .await;
+    // As long as it is good, the replay tells what became of it.
+    assert_eq!(run(&runtime, "before", BODY).await.state, JobState::Succeeded);
+    assert_eq!((replayed.load(Ordering::SeqCst), shop.laser.ledger().received), (1, 1));
+    let id = runtime.submit(submission("after", BODY)).await.unwrap().job.id;
+    until("it is unknown", async || runtime.read(id).await.unwrap().state == JobState::Unknown).await;
+    revoke(&shop).await;
+    let before = asked.load(Ordering::SeqCst);
+    until("it was asked about, twice", async || asked.load(Ordering::SeqCst) >= before + 2).await;
+    assert_eq!(runtime.read(id).await.unwrap().state, JobState::Unknown);
+    assert_eq!((replayed.load(Ordering::SeqCst), shop.laser.ledger().received), (1, 1));
+}

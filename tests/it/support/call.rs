@@ -27,7 +27,7 @@ pub fn sent() -> WriteAhead<'static> {
 }
 
 /// What a claim or a beginning already does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum First {
     Pending,
     Starting,
