@@ -25,6 +25,7 @@ mod call;
 mod calls;
 mod certificates;
 mod check;
+mod commit;
 mod compose;
 mod hints;
 mod keys;
@@ -46,6 +47,7 @@ pub(crate) use blobs::{Keep, bytes_life};
 pub use calls::*;
 pub use certificates::{CertificateEvent, EVIDENCE_BYTES_MAX, Issued, RenewalLease, Stood};
 pub use check::{Checked, RedisFacts};
+pub use commit::{Durability, Durable};
 pub use hints::Hint;
 pub(crate) use hints::Which;
 pub use protection::{
@@ -56,6 +58,7 @@ pub(crate) use streams::{Appended, STREAM_LIFE, StreamOf};
 pub(crate) use wake::Said;
 pub use wake::Wakeups;
 
+use commit::{Commit, CommitOptions};
 use keys::Keys;
 use lanes::Lanes;
 
@@ -74,6 +77,10 @@ pub struct StoreOptions {
     pub connect_timeout: Duration,
     /// How long to wait for a reply.
     pub response_timeout: Duration,
+    /// What a write must have survived before anybody hears of it.
+    pub durability: Durability,
+    /// How long the replicas, or the disk, may take for it.
+    pub durability_timeout: Duration,
     /// Whether to start although Redis may evict open jobs.
     pub eviction: Eviction,
     /// Bodies over this size are kept in a blob.
@@ -92,6 +99,8 @@ impl StoreOptions {
             pool_max: 16,
             connect_timeout: Duration::from_secs(1),
             response_timeout: Duration::from_millis(500),
+            durability: Durability::Memory,
+            durability_timeout: Duration::from_secs(1),
             eviction: Eviction::Refused,
             blob_bytes_min: 8 << 10,
             blob_grace: Duration::from_secs(3600),
@@ -112,12 +121,24 @@ pub enum Eviction {
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<Inner>,
+    by: By,
+}
+
+/// By which connections the calls of a handle go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// The lanes.
+    Lanes,
+    /// The commit lane: a reply comes with what it says being durable, or with how far it is from that.
+    Commit,
 }
 
 struct Inner {
     options: StoreOptions,
     keys: Keys,
     lanes: Lanes,
+    /// Where calls go that must be durable; `None` where nothing must.
+    commit: Option<Commit>,
     pool: Pool,
     client: redis::Client,
     /// What `oj:meta` says which store this is, as it was read last.
@@ -168,9 +189,23 @@ impl Store {
             .await
             .map_err(|error| connect_error(&error))?;
         let keys = Keys::new(&options.prefix);
+        let commit = (options.durability != Durability::Memory).then(|| {
+            let (commit, lane) = Commit::new(
+                client.clone(),
+                CommitOptions {
+                    durability: options.durability,
+                    timeout: options.durability_timeout,
+                    connect_timeout: options.connect_timeout,
+                    response_timeout: options.response_timeout,
+                    fence: keys.commit(),
+                },
+            );
+            tasks.spawn(lane.run(stop.clone()));
+            commit
+        });
         let id = Mutex::new(Arc::from(""));
-        let inner = Inner { options, keys, lanes, pool, client, id, clock_offset_ms: AtomicI64::new(0), tasks, stop };
-        let store = Store { inner: Arc::new(inner) };
+        let inner = Inner { options, keys, lanes, commit, pool, client, id, clock_offset_ms: AtomicI64::new(0), tasks, stop };
+        let store = Store { inner: Arc::new(inner), by: By::Lanes };
         let checked = store.check().await?;
         store.synchronize_clock().await?;
         Ok((store, checked))
@@ -182,6 +217,23 @@ impl Store {
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
         self.inner.pool.close();
+    }
+
+    /// The same store, whose calls are answered when what they wrote and tell is as durable as [`StoreOptions::durability`] says;
+    /// where it does not become so in time, with [`StoreError::NotDurable`]. At the level `memory` this is the store as it is.
+    pub fn committing(&self) -> Store {
+        let by = if self.inner.commit.is_some() { By::Commit } else { By::Lanes };
+        Store { inner: Arc::clone(&self.inner), by }
+    }
+
+    /// What a write must have survived before anybody hears of it.
+    pub fn durability(&self) -> Durability {
+        self.inner.options.durability
+    }
+
+    /// How much later than any other a call may arrive that must be durable.
+    pub(crate) fn commit_deadline(&self) -> Duration {
+        self.inner.commit.as_ref().map_or(Duration::ZERO, Commit::deadline)
     }
 
     /// Unix ms of Redis' clock, as far as it was seen last: for hints only.

@@ -176,7 +176,7 @@ async fn check_redis(settings: &Config, findings: &mut Vec<Finding>) {
         }
     };
     let tried = temporary.as_ref().map_or(data_dir.as_path(), demo::Home::path).to_owned();
-    match PrivateRedis::start(PrivateRedisOptions { data_dir: tried, server }).await {
+    match PrivateRedis::start(PrivateRedisOptions { data_dir: tried, server, syncs: assemble::syncs(settings) }).await {
         Ok(private_redis) => {
             let found = match &temporary {
                 None => format!("redis-server runs in {}", data_dir.display()),
@@ -221,7 +221,7 @@ async fn check_store(settings: &Config, url: &str, findings: &mut Vec<Finding>) 
 
 fn unusable(error: &StoreError) -> Finding {
     let advice = match error {
-        StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. } => {
+        StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. } | StoreError::NotDurable { .. } => {
             "see that redis runs and that redis.url leads to it; a gateway does not start without"
         }
         StoreError::Fatal { .. } => "a gateway does not start on it as it is",

@@ -61,7 +61,9 @@ impl PassedOver {
                 self.0.get_or_insert(error);
                 Ok(None)
             }
-            Err(error @ (StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. })) => Err(error),
+            Err(error @ (StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. } | StoreError::NotDurable { .. })) => {
+                Err(error)
+            }
         }
     }
 }

@@ -186,7 +186,7 @@ async fn follow(
     let mut reads = first == First::Read;
     loop {
         if reads {
-            let (news, last) = match shared.store.read_job(identity).await {
+            let (news, last) = match shared.store.read_told(identity).await {
                 Ok(Read::Found(job)) => {
                     let ended = job.is_ended();
                     (Some(Ok(Arc::new(*job))), ended)
@@ -195,7 +195,9 @@ async fn follow(
                 Ok(Read::NotFound) => (Some(Err(ReadError::NotFound)), true),
                 Err(error @ StoreError::Fatal { .. }) => (Some(Err(ReadError::Store(error))), true),
                 // The store is away; each who waits has a deadline of its own.
-                Err(StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. }) => (None, false),
+                Err(StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. } | StoreError::NotDurable { .. }) => {
+                    (None, false)
+                }
             };
             // Under the lock, or what was read before the end could be told after it.
             let mut followed = shared.followed();

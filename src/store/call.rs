@@ -8,9 +8,10 @@ use redis::Value;
 
 use crate::error::{Refusal, StoreError};
 use crate::metrics;
+use crate::store::commit::{Committed, Durable};
 use crate::store::lanes::Way;
 use crate::store::reply::Reply;
-use crate::store::{Script, Store, retry};
+use crate::store::{By, Script, Store, retry};
 
 /// Room for the arguments of the largest call, and for the bytes of most.
 const ARGUMENTS: usize = 32;
@@ -58,11 +59,32 @@ pub(super) struct Afterwards {
     pub(super) whole: Option<redis::Cmd>,
 }
 
+/// The connection that replies came by.
+#[derive(Clone, Copy)]
+enum Came {
+    Lane(Way),
+    Commit,
+}
+
+/// What a pipeline brought, by which connection, and whether it is as durable as the caller's handle requires.
+struct Sent {
+    values: Vec<Value>,
+    came: Came,
+    durable: Durable,
+}
+
 impl Store {
-    /// Makes a call, and the same call again where the error allows it, within a bounded number of tries and a bounded time.
+    /// Makes a call as [`Store::run_told`] does; where its reply may not be told yet, that is the error.
+    pub(super) async fn run(&self, call: &Call, around: &Around) -> Result<Reply, StoreError> {
+        let (reply, durable) = self.run_told(call, around).await?;
+        durable.settle(reply)
+    }
+
+    /// Makes a call, and the same call again where the error allows it, within a bounded number of tries and a bounded time. Says
+    /// whether what it brought is as durable as this handle requires.
     ///
     /// Once a try may have been executed, the call may have been, whatever a later try says.
-    pub(super) async fn run(&self, call: &Call, around: &Around) -> Result<Reply, StoreError> {
+    pub(super) async fn run_told(&self, call: &Call, around: &Around) -> Result<(Reply, Durable), StoreError> {
         let began = Instant::now();
         let budget = self.inner.options.response_timeout * retry::PATIENCE;
         let mut pause = retry::PAUSE;
@@ -88,12 +110,12 @@ impl Store {
         outcome
     }
 
-    async fn run_once(&self, call: &Call, around: &Around) -> Result<Reply, StoreError> {
+    async fn run_once(&self, call: &Call, around: &Around) -> Result<(Reply, Durable), StoreError> {
         let mut commands = around.before.clone();
         commands.push(call.command.clone());
         commands.extend(around.after.iter().map(|after| after.command.clone()));
         let place = around.before.len();
-        let (mut values, mut way) = self.send(commands).await?;
+        let Sent { mut values, mut came, mut durable } = self.send(commands).await?;
         // Where a job would have no other hint, a refused hint is a refused call: nobody would find the job again.
         if call.script.needs_its_hint()
             && let Some(Value::ServerError(error)) = values[..place].iter().find(|value| matches!(value, Value::ServerError(_)))
@@ -106,33 +128,34 @@ impl Store {
             });
         }
         if call.script == Script::ReadJob && values[..place].iter().any(is_replica) {
-            self.inner.lanes.on_replica(way);
+            self.on_replica(came);
             return Err(a_replica());
         }
         let forgotten: Vec<bool> = values[place..].iter().map(is_forgotten).collect();
         let mut value = values.swap_remove(place);
         if forgotten.contains(&true) {
-            (value, way) = self.send_whole(call, around, &forgotten, (value, way)).await?;
+            let again = self.send_whole(call, around, &forgotten).await?;
+            if forgotten[0] {
+                (came, durable) = (again.came, again.durable);
+                value = again.values.into_iter().next().unwrap_or(Value::Nil);
+            }
         }
         match value {
             Value::ServerError(error) => Err(retry::of_server(&error)),
             // Somebody else's reply says nothing about this call but that it was sent.
-            value => Reply::read(call.script, &call.echo, value).map_err(|error| {
-                self.inner.lanes.distrust(way);
-                StoreError::Ambiguous { detail: error.to_string() }
-            }),
+            value => match Reply::read(call.script, &call.echo, value) {
+                Ok(reply) => Ok((reply, durable)),
+                Err(error) => {
+                    self.distrust(came);
+                    Err(StoreError::Ambiguous { detail: error.to_string() })
+                }
+            },
         }
     }
 
     /// Redis has forgotten a script: sends its whole text, which it then remembers. If it is the main one, what comes after it is
     /// sent once more too.
-    async fn send_whole(
-        &self,
-        call: &Call,
-        around: &Around,
-        forgotten: &[bool],
-        first: (Value, Way),
-    ) -> Result<(Value, Way), StoreError> {
+    async fn send_whole(&self, call: &Call, around: &Around, forgotten: &[bool]) -> Result<Sent, StoreError> {
         let main = forgotten[0];
         let mut commands = Vec::with_capacity(forgotten.len());
         if main {
@@ -145,8 +168,7 @@ impl Store {
                 _ => {}
             }
         }
-        let (mut values, way) = self.send(commands).await?;
-        Ok(if main { (values.swap_remove(0), way) } else { first })
+        self.send(commands).await
     }
 
     /// Sends one command on a lane.
@@ -161,9 +183,9 @@ impl Store {
     /// Sends one command on a lane, and believes its answer only where a master gave it: a replica may be behind.
     pub(super) async fn command_of_master(&self, command: redis::Cmd) -> Result<Value, StoreError> {
         let sent = self.send(vec![redis::cmd("ROLE"), command]).await.inspect_err(|error| metrics::store_error(error.class()));
-        let (mut values, way) = sent?;
+        let Sent { mut values, came, .. } = sent?;
         if values.first().is_some_and(is_replica) {
-            self.inner.lanes.on_replica(way);
+            self.on_replica(came);
             return Err(a_replica());
         }
         match values.swap_remove(1) {
@@ -175,16 +197,37 @@ impl Store {
     /// Sends commands on a lane, in one pipeline; an error of Redis is a value.
     pub(super) async fn commands(&self, commands: Vec<redis::Cmd>) -> Result<Vec<Value>, StoreError> {
         let sent = self.send(commands).await.inspect_err(|error| metrics::store_error(error.class()));
-        sent.map(|(values, _)| values)
+        sent.map(|sent| sent.values)
     }
 
-    async fn send(&self, commands: Vec<redis::Cmd>) -> Result<(Vec<Value>, Way), StoreError> {
+    async fn send(&self, commands: Vec<redis::Cmd>) -> Result<Sent, StoreError> {
+        if let (By::Commit, Some(commit)) = (self.by, &self.inner.commit) {
+            let Committed { values, durable } = commit.send(commands).await?;
+            return Ok(Sent { values, came: Came::Commit, durable });
+        }
         let replies = commands.len();
         let mut pipeline = redis::Pipeline::with_capacity(replies);
         for command in commands {
             pipeline.add_command(command);
         }
-        self.inner.lanes.send(&pipeline, replies).await
+        let (values, way) = self.inner.lanes.send(&pipeline, replies).await?;
+        Ok(Sent { values, came: Came::Lane(way), durable: Durable::Yes })
+    }
+
+    fn on_replica(&self, came: Came) {
+        match (came, &self.inner.commit) {
+            (Came::Lane(way), _) => self.inner.lanes.on_replica(way),
+            (Came::Commit, Some(commit)) => commit.distrust(),
+            (Came::Commit, None) => {}
+        }
+    }
+
+    fn distrust(&self, came: Came) {
+        match (came, &self.inner.commit) {
+            (Came::Lane(way), _) => self.inner.lanes.distrust(way),
+            (Came::Commit, Some(commit)) => commit.distrust(),
+            (Came::Commit, None) => {}
+        }
     }
 }
 

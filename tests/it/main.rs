@@ -17,6 +17,7 @@ mod cli;
 mod config;
 mod dashboards;
 mod duplicates;
+mod durability;
 mod fleet;
 mod http_attempts;
 mod http_auth;
