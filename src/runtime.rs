@@ -35,6 +35,7 @@ mod certificates;
 mod checks;
 mod delivered;
 mod latencies;
+mod losses;
 mod outside;
 mod protection;
 mod reconciler;
@@ -90,6 +91,8 @@ struct Inner {
     forgetting: Arc<Semaphore>,
     /// Places for asking providers about unknown attempts.
     asks: Arc<Semaphore>,
+    /// What it wrote last, to be missed if it is lost.
+    losses: losses::Losses,
     /// What tracked races go by.
     latencies: Latencies,
     /// Whoever has a result in hand; joined on shutdown, so that none is dropped before it is in the spool.
@@ -175,6 +178,7 @@ impl Runtime {
             forgetting: Arc::new(Semaphore::new(FORGETTING_MAX)),
             asks: Arc::new(Semaphore::new(reconciler::ASKS_MAX)),
             latencies: Latencies::default(),
+            losses: losses::Losses::default(),
             hands: TaskTracker::new(),
             left_in_hand: LeftInHand::default(),
             spool: spool.clone(),

@@ -30,6 +30,7 @@ mod compose;
 mod hints;
 mod keys;
 mod lanes;
+mod lineage;
 pub mod private_redis;
 mod protection;
 mod record;
@@ -50,6 +51,7 @@ pub use check::{Checked, RedisFacts};
 pub use commit::{Durability, Durable};
 pub use hints::Hint;
 pub(crate) use hints::Which;
+pub(crate) use lineage::Lineage;
 pub use protection::{
     AdmitCall, Admitted, BreakerRules, Counted, Failed, Kind, Opened, ProbeOutcome, Refused, ReportCall, Reported, Stands, Tally,
 };

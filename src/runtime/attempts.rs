@@ -20,6 +20,7 @@ use crate::metrics;
 use crate::policy::{FailoverOn, Next, Try};
 use crate::provider::{Call, Fence, Outcome, Rendered, Request, Telling, boottime_ms};
 use crate::runtime::certificates::{self, Grant};
+use crate::runtime::losses::{self, What};
 use crate::runtime::protection::{self, Pass, Share, Turn};
 use crate::runtime::timers::Timer;
 use crate::runtime::verdict::{Verdict, Whose, conclude, try_store};
@@ -85,12 +86,16 @@ pub(crate) struct Running {
     pub(super) input: Body,
     /// How long input and result are kept from the end of the job.
     pub(super) bytes_life: Duration,
+    /// How long its job's key stands, from the end of the job.
+    pub(super) key_life: Duration,
     /// Whether its time is over and its call listens on for a late answer.
     pub(super) overdue: CancellationToken,
     /// Whether it is written down as unknown though its call goes on.
     pub(super) noted_unknown: CancellationToken,
     /// Whether it has ended, and the store is yet to take it.
     pub(super) in_hand: AtomicBool,
+    /// Whether it was found to be lost.
+    missed: AtomicBool,
     /// Whether somebody asked to cancel its job, as of the last heartbeat.
     pub(super) canceling: AtomicBool,
     /// Whether another attempt of its race may have begun: then the job's end is not the end of its attempts.
@@ -170,9 +175,11 @@ impl Running {
             strip_after_ms: if rules.retention_ms < rules.key_life_ms { rules.retention_ms } else { 0 },
             input: work.input.clone(),
             bytes_life: bytes_life(rules),
+            key_life: Duration::from_millis(rules.key_life_ms),
             overdue: CancellationToken::new(),
             noted_unknown: CancellationToken::new(),
             in_hand: AtomicBool::new(false),
+            missed: AtomicBool::new(false),
             canceling: AtomicBool::new(false),
             raced: AtomicBool::new(false),
             remote_id: OnceLock::new(),
@@ -180,6 +187,13 @@ impl Running {
         });
         runtime.running().insert(token, Arc::clone(&attempt));
         attempt
+    }
+
+    /// Its job, or its row in it, is not in the store any more. Counted once.
+    pub(super) fn miss(&self) {
+        if !self.missed.swap(true, Ordering::Relaxed) {
+            losses::lost(What::Attempt, self.job);
+        }
     }
 
     /// Whether somebody asked to cancel its job, as of the last heartbeat.
@@ -644,6 +658,7 @@ pub(crate) async fn heartbeat(runtime: Arc<Inner>, attempt: Arc<Running>) {
             return;
         }
         Ok(Extended::NotFound) => {
+            attempt.miss();
             attempt.fence.close();
             return;
         }

@@ -16,6 +16,7 @@ use crate::policy::Effects;
 use crate::provider::{Call, Fence, Outcome, Rendered, Request, Telling, boottime_ms};
 use crate::runtime::attempts::{self, Pending, Running, Work};
 use crate::runtime::certificates::Grant;
+use crate::runtime::losses::What;
 use crate::runtime::protection::Model;
 use crate::runtime::{
     Inner, Lane, ReadError, Receipt, Replayed, Route, Runtime, Submission, SubmitError, WaitFor, checks, millis,
@@ -177,6 +178,7 @@ impl Runtime {
             Err(error) => return Err(error),
         };
         failpoint!("claim.made");
+        inner.losses.remember(What::Job, id, 0, Duration::from_millis(route.rules.key_life_ms));
         let begins = matches!(submit.begin, Begin::Running { .. });
         if begins && first_state != Some(AttemptState::Running) {
             // Our own claim, answered again after somebody has judged its attempt: nothing may be sent for it any more.

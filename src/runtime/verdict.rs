@@ -18,6 +18,7 @@ use crate::policy::{self, Ending, FailoverOn, Next, Try};
 use crate::provider::{Outcome, Response};
 use crate::runtime::attempts::{Running, STORE_PAUSE, STORE_PAUSE_MAX, Work};
 use crate::runtime::certificates::{self, Leave, Seen};
+use crate::runtime::losses::{self, What};
 use crate::runtime::spool::{Kept, Offer, SPOOL_AFTER, SPOOL_AGAIN};
 use crate::runtime::sweeper;
 use crate::runtime::{Inner, Lane, checks, millis};
@@ -316,6 +317,7 @@ async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdic
     let (job, number, outcome) = (attempt.job, attempt.number, verdict.outcome.as_str());
     match (taken, kept) {
         (Ok(Finished::NotFound), kept) => {
+            attempt.miss();
             tracing::error!(%job, attempt = number, outcome, "an attempt ended whose job is not in the store any more");
             let worth_it = verdict.outcome == FinishOutcome::Succeeded;
             let kept = if kept.is_none() && worth_it { to_spool.keep().await } else { kept };
@@ -327,6 +329,9 @@ async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdic
         (Ok(finished), kept) => {
             if let Some(kept) = kept {
                 kept.stored().await;
+            }
+            if let Finished::Won { version, .. } = finished {
+                runtime.losses.remember(What::Ending, job, version, attempt.key_life);
             }
             finished
         }
@@ -372,6 +377,10 @@ async fn store_until_taken(runtime: &Arc<Inner>, whose: &Whose, verdict: &Verdic
                 // The call that changed something is the one that counts, unless what it wrote is lost.
                 return Ok(match (first, finished) {
                     (Some(first), Finished::Repeated { .. }) => first,
+                    (Some(Finished::Won { .. }), finished @ Finished::Won { .. }) => {
+                        losses::lost(What::Ending, whose.job);
+                        finished
+                    }
                     (_, finished) => finished,
                 });
             }

@@ -13,6 +13,8 @@ use serde_json::Value;
 use crate::http_support::{Client, Served, route, serve_with};
 use crate::support::{Redis, SOON, simulated, until};
 
+mod levels;
+
 /// How long replicas have for a write. A healthy one takes a millisecond; the machine may be busy.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -28,13 +30,19 @@ async fn leader(arguments: &[&str]) -> (Redis, String) {
     let mut all = vec!["--repl-diskless-sync-delay", "0", "--bind", "127.0.0.1"];
     all.extend_from_slice(arguments);
     let redis = Redis::start_with(&all).await;
+    let port = listen(&redis).await;
+    (redis, port)
+}
+
+/// Lets others follow a server; its port.
+async fn listen(redis: &Redis) -> String {
     loop {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port().to_string();
         drop(listener);
         // Somebody else may have taken it meanwhile.
         if redis.try_command::<()>(&["CONFIG", "SET", "port", &port]).await.is_ok() {
-            return (redis, port);
+            return port;
         }
     }
 }
