@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use onejob::job::{Class, Key, Owner, Rules};
-use onejob::policy::{FailoverOn, Gate, Plan, Reconcile};
+use onejob::policy::{Effects, FailoverOn, Gate, Plan, Reconcile};
 use onejob::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request, Response};
 use onejob::runtime::{ProviderSlot, Route, Runtime, RuntimeOptions, Submission, WaitFor};
-use onejob::store::private_redis::{PrivateRedis, PrivateRedisOptions};
+use onejob::store::private_redis::{PrivateRedis, PrivateRedisOptions, Syncs};
 use onejob::store::{Store, StoreOptions};
 
 type Error = Box<dyn std::error::Error>;
@@ -55,7 +55,10 @@ impl Provider for Bell {
 async fn main() -> Result<(), Error> {
     let private = match std::env::args().nth(1) {
         Some(_) => None,
-        None => Some(PrivateRedis::start(PrivateRedisOptions { data_dir: "onejob-data".into(), server: None }).await?),
+        None => {
+            let syncs = Syncs::EverySecond;
+            Some(PrivateRedis::start(PrivateRedisOptions { data_dir: "onejob-data".into(), server: None, syncs }).await?)
+        }
     };
     let url = private.as_ref().map_or_else(|| std::env::args().nth(1).unwrap_or_default(), |private| private.url().to_owned());
 
@@ -113,6 +116,7 @@ fn route() -> Route {
     Route {
         name: "ring".to_owned(),
         class: Class::Exclusive,
+        effects: Effects::External,
         providers: vec!["bell".to_owned()],
         deadline: Some(Duration::from_secs(30)),
         rules: Rules {

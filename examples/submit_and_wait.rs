@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use onejob::config::Timeouts;
 use onejob::job::{Class, Key, Owner, Rules};
-use onejob::policy::{FailoverOn, Gate, Plan, Reconcile};
+use onejob::policy::{Effects, FailoverOn, Gate, Plan, Reconcile};
 use onejob::provider::Request;
 use onejob::provider::http::{HttpOptions, HttpProvider};
 use onejob::provider::simulated::{Simulated, SimulatedOptions};
 use onejob::runtime::{ProviderSlot, Route, Runtime, RuntimeOptions, Submission, WaitFor};
-use onejob::store::private_redis::{PrivateRedis, PrivateRedisOptions};
+use onejob::store::private_redis::{PrivateRedis, PrivateRedisOptions, Syncs};
 use onejob::store::{Store, StoreOptions};
 
 type Error = Box<dyn std::error::Error>;
@@ -27,7 +27,10 @@ type Error = Box<dyn std::error::Error>;
 async fn main() -> Result<(), Error> {
     let private = match std::env::args().nth(1) {
         Some(_) => None,
-        None => Some(PrivateRedis::start(PrivateRedisOptions { data_dir: "onejob-data".into(), server: None }).await?),
+        None => {
+            let syncs = Syncs::EverySecond;
+            Some(PrivateRedis::start(PrivateRedisOptions { data_dir: "onejob-data".into(), server: None, syncs }).await?)
+        }
     };
     let url = private.as_ref().map_or_else(|| std::env::args().nth(1).unwrap_or_default(), |private| private.url().to_owned());
     let printer = Simulated::start(SimulatedOptions { name: "laser".to_owned(), ..SimulatedOptions::default() }).await?;
@@ -95,6 +98,7 @@ fn route(provider_total: Duration) -> Route {
     Route {
         name: "print".to_owned(),
         class: Class::Exclusive,
+        effects: Effects::External,
         providers: vec!["laser".to_owned()],
         deadline: Some(Duration::from_secs(300)),
         rules: Rules {

@@ -30,7 +30,7 @@ mod secret;
 mod sources;
 mod stream;
 
-pub use crate::policy::{Breaker, FailoverOn, Gate, LINGER_MAX, RetryBudget, TCP_USER_TIMEOUT};
+pub use crate::policy::{Breaker, Effects, FailoverOn, Gate, LINGER_MAX, RetryBudget, TCP_USER_TIMEOUT};
 pub use crate::validate::Parse;
 pub use asking::{Cancel, Fetch, Find, Means, Missing, Poll, Preset, Status, Submit, Webhook};
 pub use qualify::{
@@ -382,8 +382,26 @@ pub struct Redis {
     /// How long to wait for a reply.
     #[serde(with = "humantime_serde")]
     pub response_timeout: Duration,
+    /// What a write must have survived before anybody hears of it.
+    pub durability: Durability,
+    /// How long the replicas, or the disk, may take for it.
+    #[serde(with = "humantime_serde")]
+    pub durability_timeout: Duration,
     /// Start although Redis may evict open jobs. Loud.
     pub allow_eviction: bool,
+}
+
+/// What a write must have survived before anybody hears of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Durability {
+    /// The memory of one Redis.
+    #[default]
+    Memory,
+    /// Its append-only file, on disk.
+    Fsync,
+    /// The memory of so many replicas, beside its own.
+    Replicated(u32),
 }
 
 impl Default for Redis {
@@ -397,6 +415,8 @@ impl Default for Redis {
             pool_max: 16,
             connect_timeout: Duration::from_secs(1),
             response_timeout: Duration::from_millis(500),
+            durability: Durability::Memory,
+            durability_timeout: Duration::from_secs(1),
             allow_eviction: false,
         }
     }
@@ -716,17 +736,6 @@ impl Default for Limits {
     fn default() -> Self {
         Limits { in_flight: 1000, fleet_in_flight: None, per_second: None, burst: None, hold_max: None }
     }
-}
-
-/// What an attempt does to the world.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Effects {
-    /// Nothing but compute its answer: two attempts waste money, no more.
-    Pure,
-    /// Something that must not happen twice.
-    #[default]
-    External,
 }
 
 /// What a definite failure does to the key.

@@ -21,6 +21,15 @@ pub enum StoreError {
         /// What was seen.
         detail: String,
     },
+    /// The call was executed, and what it wrote or told may yet be lost: too few have it (`redis.durability`). Nobody may hear of it
+    /// before the same call, with the same token, has been answered.
+    #[error("not durable: {have} of {want} have it that must")]
+    NotDurable {
+        /// How many replicas have it, or whether the disk does.
+        have: u32,
+        /// How many must.
+        want: u32,
+    },
     /// Again would not help: a record that nobody may interpret, a missing permission, a key of another type, a bug.
     #[error("the store refuses ({code}): {detail}")]
     Fatal {
@@ -37,6 +46,7 @@ impl StoreError {
         match self {
             StoreError::NotExecuted { .. } => "not_executed",
             StoreError::Ambiguous { .. } => "ambiguous",
+            StoreError::NotDurable { .. } => "not_durable",
             StoreError::Fatal { .. } => "fatal",
         }
     }

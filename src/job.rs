@@ -13,6 +13,8 @@ use uuid::Uuid;
 use crate::attempt::{Attempt, AttemptState};
 use crate::fingerprint::{self, HalfBytes, Sha256Bytes};
 
+mod untold;
+
 /// Longest idempotency key in characters, as draft-ietf-httpapi-idempotency-key-header-07 suggests servers publish.
 pub const KEY_CHARS_MAX: usize = 255;
 /// Longest owner's name in bytes: it stands in every record.

@@ -37,8 +37,13 @@ pub const RECONCILED: &str = "onejob_reconciled_total";
 pub const DISCARDED_COST: &str = "onejob_discarded_cost_total";
 /// How long a script took, from this gateway, by script.
 pub const SCRIPT_SECONDS: &str = "onejob_script_duration_seconds";
-/// Errors of the store by class: `not_executed`, `ambiguous`, `fatal`.
+/// Errors of the store by class: `not_executed`, `ambiguous`, `not_durable`, `fatal`.
 pub const STORE_ERRORS: &str = "onejob_store_errors_total";
+/// Batches of calls that must be durable, by how they ended: `durable`, `short` of replicas or of the disk, `error`.
+pub const COMMITS: &str = "onejob_commits_total";
+/// Writes that Redis had acknowledged to this gateway and lost: `job`, `attempt`, `ending`; `stream`, a failover to a server that
+/// says itself that it has not all of it.
+pub const WRITES_LOST: &str = "onejob_writes_lost_total";
 /// A job's time on this gateway besides its calls to providers and the delays between them.
 pub const OVERHEAD_SECONDS: &str = "onejob_overhead_seconds";
 /// Jobs of other gateways that this one went on with.
@@ -124,7 +129,9 @@ const SCRIPTS: &[&str] = &[
     "issue_certificate",
     "mark_certificate",
 ];
-const ERROR_CLASSES: &[&str] = &["not_executed", "ambiguous", "fatal"];
+const ERROR_CLASSES: &[&str] = &["not_executed", "ambiguous", "not_durable", "fatal"];
+const LOST: &[&str] = &["job", "attempt", "ending", "stream"];
+const COMMITS_AS: &[&str] = &["durable", "short", "error"];
 const SWEPT: &[&str] = &["aborted", "unknown", "poisoned", "deadline", "stripped", "hint_dropped", "hint_repaired"];
 const SPOOL_FATES: &[&str] = &["written", "stored", "bad", "orphan", "refused"];
 const READ_ENDS: &[&str] = &["whole", "broken", "left"];
@@ -236,7 +243,7 @@ impl Metric {
 }
 
 /// Every metric, for dashboards and tests, in the order of their names above.
-pub const ALL: [Metric; 38] = [
+pub const ALL: [Metric; 40] = [
     Metric::counter(SUBMITS, "Submits by result.", &[("result", Values::Words(SUBMIT_RESULTS))]),
     Metric::counter(
         ATTEMPTS,
@@ -266,6 +273,8 @@ pub const ALL: [Metric; 38] = [
     Metric::counter(DISCARDED_COST, "What discarded successes cost, in the provider's unit.", &[("provider", Values::Providers)]),
     Metric::histogram(SCRIPT_SECONDS, "Round trip of a script, by script.", &[("script", Values::Words(SCRIPTS))]),
     Metric::counter(STORE_ERRORS, "Errors of the store by class.", &[("class", Values::Words(ERROR_CLASSES))]),
+    Metric::counter(COMMITS, "Batches of calls that must be durable, by outcome.", &[("outcome", Values::Words(COMMITS_AS))]),
+    Metric::counter(WRITES_LOST, "Writes that Redis had acknowledged and lost.", &[("what", Values::Words(LOST))]),
     Metric::histogram(
         OVERHEAD_SECONDS,
         "A job's time on a gateway besides its calls to providers and the delays between them.",
@@ -431,6 +440,16 @@ pub(crate) fn script(name: &'static str, took: Duration) {
 pub(crate) fn store_error(class: &'static str) {
     debug_assert!(ERROR_CLASSES.contains(&class), "{class}");
     counter!(STORE_ERRORS, "class" => class).increment(1);
+}
+
+pub(crate) fn commit(outcome: &'static str) {
+    debug_assert!(COMMITS_AS.contains(&outcome), "{outcome}");
+    counter!(COMMITS, "outcome" => outcome).increment(1);
+}
+
+pub(crate) fn write_lost(what: &'static str) {
+    debug_assert!(LOST.contains(&what), "{what}");
+    counter!(WRITES_LOST, "what" => what).increment(1);
 }
 
 pub(crate) fn overhead(took: Duration) {

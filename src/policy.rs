@@ -95,6 +95,17 @@ impl<'de> Deserialize<'de> for FailoverOn {
     }
 }
 
+/// What an attempt does to the world.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Effects {
+    /// Nothing but compute its answer: two attempts waste money, no more.
+    Pure,
+    /// Something that must not happen twice.
+    #[default]
+    External,
+}
+
 /// Whether a job may go to another provider than its route's first one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -25,7 +25,7 @@ use crate::attempt::{Attempt, AttemptState, AttemptToken};
 use crate::error::StoreError;
 use crate::job::{Identity, Job, JobId, Key, Owner, Payload, locate};
 use crate::metrics;
-use crate::policy::Gate;
+use crate::policy::{Effects, Gate};
 use crate::provider::{Request, Response, Sent};
 use crate::store::{Read, Store};
 
@@ -35,6 +35,7 @@ mod certificates;
 mod checks;
 mod delivered;
 mod latencies;
+mod losses;
 mod outside;
 mod protection;
 mod reconciler;
@@ -90,6 +91,8 @@ struct Inner {
     forgetting: Arc<Semaphore>,
     /// Places for asking providers about unknown attempts.
     asks: Arc<Semaphore>,
+    /// What it wrote last, to be missed if it is lost.
+    losses: losses::Losses,
     /// What tracked races go by.
     latencies: Latencies,
     /// Whoever has a result in hand; joined on shutdown, so that none is dropped before it is in the spool.
@@ -175,6 +178,7 @@ impl Runtime {
             forgetting: Arc::new(Semaphore::new(FORGETTING_MAX)),
             asks: Arc::new(Semaphore::new(reconciler::ASKS_MAX)),
             latencies: Latencies::default(),
+            losses: losses::Losses::default(),
             hands: TaskTracker::new(),
             left_in_hand: LeftInHand::default(),
             spool: spool.clone(),
@@ -234,7 +238,7 @@ impl Runtime {
     /// # Errors
     /// See [`ReadError`]; another incarnation's id is `NotFound`.
     pub async fn read(&self, id: JobId) -> Result<Arc<Job>, ReadError> {
-        match self.inner.store.read_job(id.identity()).await? {
+        match self.inner.store.read_told(id.identity()).await? {
             Read::Found(job) if job.id == id => Ok(Arc::new(*job)),
             Read::Gone(gone) if gone.id == id => Err(ReadError::Gone(gone)),
             Read::Found(_) | Read::Gone(_) | Read::NotFound => Err(ReadError::NotFound),
@@ -247,7 +251,7 @@ impl Runtime {
     /// See [`ReadError`].
     pub async fn find(&self, owner: &Owner, key: &Key) -> Result<Arc<Job>, ReadError> {
         let (digest, identity) = locate(owner, key);
-        match self.inner.store.read_job(identity).await? {
+        match self.inner.store.read_told(identity).await? {
             Read::Found(job) if job.digest == digest => Ok(Arc::new(*job)),
             Read::Gone(gone) => Err(ReadError::Gone(gone)),
             Read::Found(_) | Read::NotFound => Err(ReadError::NotFound),
@@ -350,7 +354,7 @@ impl Runtime {
         };
         let mut jobs = Vec::new();
         for hint in self.inner.store.oldest(which, limit).await? {
-            let Read::Found(job) = self.inner.store.read_job(hint.identity).await? else { continue };
+            let Read::Found(job) = self.inner.store.read_told(hint.identity).await? else { continue };
             let listed = match state {
                 ListState::Unknown => job.attempts.iter().any(|attempt| attempt.state == AttemptState::Unknown),
                 ListState::Open => !job.is_ended(),
@@ -390,6 +394,14 @@ impl Inner {
 
     fn running(&self) -> MutexGuard<'_, HashMap<AttemptToken, Arc<Running>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The store for what comes before an attempt's first byte: where it changes the world, that must be durable.
+    fn ahead(&self, route: &Route) -> Store {
+        match route.effects {
+            Effects::External => self.store.committing(),
+            Effects::Pure => self.store.clone(),
+        }
     }
 
     /// How long ago an attempt began.

@@ -25,11 +25,13 @@ mod calls;
 mod certificates;
 mod check;
 mod cluster;
+mod commit;
 mod compose;
 mod dial;
 mod hints;
 mod keys;
 mod lanes;
+mod lineage;
 mod nodes;
 pub mod private_redis;
 mod protection;
@@ -50,8 +52,10 @@ pub(crate) use blobs::{Keep, bytes_life};
 pub use calls::*;
 pub use certificates::{CertificateEvent, Certified, EVIDENCE_BYTES_MAX, Issued, RenewalLease, Stood, insist};
 pub use check::{Checked, RedisFacts};
+pub use commit::{Durability, Durable};
 pub use hints::Hint;
 pub(crate) use hints::{ScanPlace, Which};
+pub(crate) use lineage::Lineage;
 pub use nodes::Kind as RedisKind;
 pub use protection::{
     AdmitCall, Admitted, BreakerRules, Counted, Failed, Kind, Opened, ProbeOutcome, Refused, ReportCall, Reported, Stands, Tally,
@@ -62,6 +66,7 @@ pub(crate) use wake::Said;
 pub use wake::Wakeups;
 
 use cluster::{Cluster, Opening};
+use commit::{Commit, CommitOptions};
 use dial::Dial;
 use keys::Keys;
 use lanes::{Lanes, Source};
@@ -83,6 +88,10 @@ pub struct StoreOptions {
     pub connect_timeout: Duration,
     /// How long to wait for a reply.
     pub response_timeout: Duration,
+    /// What a write must have survived before anybody hears of it.
+    pub durability: Durability,
+    /// How long the replicas, or the disk, may take for it.
+    pub durability_timeout: Duration,
     /// Whether to start although Redis may evict open jobs.
     pub eviction: Eviction,
     /// Bodies over this size are kept in a blob.
@@ -101,6 +110,8 @@ impl StoreOptions {
             pool_max: 16,
             connect_timeout: Duration::from_secs(1),
             response_timeout: Duration::from_millis(500),
+            durability: Durability::Memory,
+            durability_timeout: Duration::from_secs(1),
             eviction: Eviction::Refused,
             blob_bytes_min: 8 << 10,
             blob_grace: Duration::from_secs(3600),
@@ -121,6 +132,16 @@ pub enum Eviction {
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<Inner>,
+    by: By,
+}
+
+/// By which connections the calls of a handle go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// The lanes.
+    Lanes,
+    /// The commit lane: a reply comes with what it says being durable, or with how far it is from that.
+    Commit,
 }
 
 struct Inner {
@@ -128,6 +149,8 @@ struct Inner {
     keys: Keys,
     nodes: Nodes,
     dial: Dial,
+    /// Where calls go that must be durable; `None` where nothing must.
+    commit: Option<Commit>,
     /// What `oj:meta` says which store this is, as it was read last.
     id: Mutex<Arc<str>>,
     /// Redis' clock minus ours, in ms: hints are written in Redis' time.
@@ -165,9 +188,33 @@ impl Store {
             }
         };
         let keys = Keys::new(&options.prefix);
+        let commit = if options.durability == Durability::Memory {
+            None
+        } else {
+            // A wait counts on the connection to the one server that did the writing.
+            let Nodes::One { client, .. } = &nodes else {
+                let what = format!(
+                    "redis.durability is {}: of sentinels and clusters none but memory is known",
+                    options.durability.describe()
+                );
+                return Err(StoreError::fatal("DURABILITY", what));
+            };
+            let (commit, lane) = Commit::new(
+                client.as_ref().clone(),
+                CommitOptions {
+                    durability: options.durability,
+                    timeout: options.durability_timeout,
+                    connect_timeout: options.connect_timeout,
+                    response_timeout: options.response_timeout,
+                    fence: keys.commit(),
+                },
+            );
+            tasks.spawn(lane.run(stop.clone()));
+            Some(commit)
+        };
         let id = Mutex::new(Arc::from(""));
-        let inner = Inner { options, keys, nodes, dial, id, clock_offset_ms: AtomicI64::new(0), tasks, stop };
-        let store = Store { inner: Arc::new(inner) };
+        let inner = Inner { options, keys, nodes, dial, commit, id, clock_offset_ms: AtomicI64::new(0), tasks, stop };
+        let store = Store { inner: Arc::new(inner), by: By::Lanes };
         let checked = store.check().await?;
         store.synchronize_clock().await?;
         Ok((store, checked))
@@ -179,6 +226,23 @@ impl Store {
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
         self.inner.nodes.close();
+    }
+
+    /// The same store, whose calls are answered when what they wrote and tell is as durable as [`StoreOptions::durability`] says;
+    /// where it does not become so in time, with [`StoreError::NotDurable`]. At the level `memory` this is the store as it is.
+    pub fn committing(&self) -> Store {
+        let by = if self.inner.commit.is_some() { By::Commit } else { By::Lanes };
+        Store { inner: Arc::clone(&self.inner), by }
+    }
+
+    /// What a write must have survived before anybody hears of it.
+    pub fn durability(&self) -> Durability {
+        self.inner.options.durability
+    }
+
+    /// How much later than any other a call may arrive that must be durable.
+    pub(crate) fn commit_deadline(&self) -> Duration {
+        self.inner.commit.as_ref().map_or(Duration::ZERO, Commit::deadline)
     }
 
     /// Unix ms of Redis' clock, as far as it was seen last: for hints only.

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use onejob::attempt::AttemptToken;
 use onejob::fingerprint::{digest, second_half, sha256};
 use onejob::job::{Body, Class, Identity, JobId, JobState, Key, Owner, Payload, Rules};
-use onejob::policy::{Gate, Plan, Reconcile};
+use onejob::policy::{Effects, Gate, Plan, Reconcile};
 use onejob::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request, Response};
 use onejob::runtime::{ProviderSlot, Route, Runtime, RuntimeOptions, Submission, WaitFor};
 use onejob::store::{Begin, Store, StoreOptions, SubmitJob, Submitted, WriteAhead};
@@ -301,6 +301,7 @@ async fn runtime(redis: &Redis) -> Result<Runtime> {
     let route = Route {
         name: "print".to_owned(),
         class: Class::Exclusive,
+        effects: Effects::External,
         providers: vec!["laser".to_owned()],
         deadline: Some(Duration::from_secs(300)),
         rules: rules(),

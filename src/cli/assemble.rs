@@ -12,12 +12,14 @@ use onejob::provider::simulated::{Keys, Simulated, SimulatedOptions};
 use onejob::provider::webhook::WebhookOptions;
 use onejob::runtime::{Proof, Protection, ProviderProtection, ProviderSlot, Route, RuntimeOptions, SpoolOptions, Suspend};
 use onejob::server::{Owners, RenderMetrics, ServerOptions};
-use onejob::store::{Eviction, StoreOptions};
+use onejob::store::private_redis::Syncs;
+use onejob::store::{Durability, Eviction, StoreOptions};
 
 use super::{Exit, Failure, OrExit as _};
 
 pub(super) fn store_options(config: &Config, url: &str) -> StoreOptions {
-    let config::Redis { prefix, lanes, pool_max, connect_timeout, response_timeout, allow_eviction, .. } = &config.redis;
+    let config::Redis { prefix, lanes, pool_max, connect_timeout, response_timeout, durability_timeout, allow_eviction, .. } =
+        &config.redis;
     StoreOptions {
         url: url.to_owned(),
         prefix: prefix.clone(),
@@ -25,9 +27,28 @@ pub(super) fn store_options(config: &Config, url: &str) -> StoreOptions {
         pool_max: *pool_max,
         connect_timeout: *connect_timeout,
         response_timeout: *response_timeout,
+        durability: durability(config),
+        durability_timeout: *durability_timeout,
         eviction: if *allow_eviction { Eviction::Allowed } else { Eviction::Refused },
         blob_bytes_min: config.runtime.blob_bytes_min,
         blob_grace: config.runtime.blob_grace,
+    }
+}
+
+/// What a write must have survived before anybody hears of it.
+pub(super) fn durability(config: &Config) -> Durability {
+    match config.redis.durability {
+        config::Durability::Memory => Durability::Memory,
+        config::Durability::Fsync => Durability::Fsync,
+        config::Durability::Replicated(replicas) => Durability::Replicated(replicas),
+    }
+}
+
+/// When a private Redis has its file on disk.
+pub(super) fn syncs(config: &Config) -> Syncs {
+    match config.redis.durability {
+        config::Durability::Memory | config::Durability::Replicated(_) => Syncs::EverySecond,
+        config::Durability::Fsync => Syncs::Always,
     }
 }
 
@@ -90,6 +111,7 @@ fn route(config: &Config, name: &str, route: &config::Route) -> Route {
     Route {
         name: name.to_owned(),
         class: route.class,
+        effects: route.effects,
         providers: route.providers.clone(),
         deadline: Some(route.deadline),
         rules: config.rules(route),

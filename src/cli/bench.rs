@@ -14,7 +14,7 @@ use onejob::config::Config;
 use onejob::error::StoreError;
 use onejob::fingerprint::{digest, second_half, sha256};
 use onejob::job::{Body, Class, Identity, JobId, JobState, Key, Owner, Payload, Rules};
-use onejob::policy::{Gate, Plan, Reconcile};
+use onejob::policy::{Effects, Gate, Plan, Reconcile};
 use onejob::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request, Response};
 use onejob::runtime::{ProviderSlot, Route, Runtime, RuntimeOptions, Submission, WaitFor};
 use onejob::store::private_redis::{PrivateRedis, PrivateRedisOptions};
@@ -65,7 +65,11 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let mut signals = Signals::listen()?;
     let Some(url) = settings.redis.url.as_ref().map(|url| url.reveal().to_owned()) else {
         let home = Home::make(None)?;
-        let options = PrivateRedisOptions { data_dir: home.path().to_owned(), server: settings.redis.server.clone() };
+        let options = PrivateRedisOptions {
+            data_dir: home.path().to_owned(),
+            server: settings.redis.server.clone(),
+            syncs: assemble::syncs(&settings),
+        };
         let redis = PrivateRedis::start(options).await.or_exit(Exit::Unavailable)?;
         let exit = on(redis.url(), &settings, &arguments, &mut signals, context).await;
         redis.stop().await;
@@ -355,6 +359,7 @@ fn runtime(store: Store, tasks: usize) -> Result<Runtime, Failure> {
     let route = Route {
         name: ROUTE.to_owned(),
         class: Class::Exclusive,
+        effects: Effects::External,
         providers: vec![PROVIDER.to_owned()],
         deadline: None,
         rules: rules(),

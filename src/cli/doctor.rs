@@ -10,7 +10,7 @@ use onejob::config::Config;
 use onejob::error::StoreError;
 use onejob::provider::http::HttpProvider;
 use onejob::store::private_redis::{PrivateRedis, PrivateRedisError, PrivateRedisOptions};
-use onejob::store::{Eviction, RedisFacts, Store, StoreOptions};
+use onejob::store::{Durability, Eviction, RedisFacts, Store, StoreOptions};
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 
@@ -180,7 +180,7 @@ async fn check_redis(settings: &Config, findings: &mut Vec<Finding>) {
         }
     };
     let tried = temporary.as_ref().map_or(data_dir.as_path(), demo::Home::path).to_owned();
-    match PrivateRedis::start(PrivateRedisOptions { data_dir: tried, server }).await {
+    match PrivateRedis::start(PrivateRedisOptions { data_dir: tried, server, syncs: assemble::syncs(settings) }).await {
         Ok(private_redis) => {
             let found = match &temporary {
                 None => format!("redis-server runs in {}", data_dir.display()),
@@ -207,8 +207,9 @@ async fn check_redis(settings: &Config, findings: &mut Vec<Finding>) {
 }
 
 async fn check_store(settings: &Config, url: &str, findings: &mut Vec<Finding>) {
-    // An evicting Redis is looked at like any other; the verdict is told below.
-    let options = StoreOptions { eviction: Eviction::Allowed, ..assemble::store_options(settings, url) };
+    // One that evicts, or falls short of the level of durability, is looked at like any other; the verdict is told below.
+    let options =
+        StoreOptions { eviction: Eviction::Allowed, durability: Durability::Memory, ..assemble::store_options(settings, url) };
     let store = match Store::connect(options).await {
         Ok((store, _)) => store,
         Err(error) => return findings.push(unusable(&error)),
@@ -234,7 +235,7 @@ async fn check_store(settings: &Config, url: &str, findings: &mut Vec<Finding>) 
 
 fn unusable(error: &StoreError) -> Finding {
     let advice = match error {
-        StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. } => {
+        StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. } | StoreError::NotDurable { .. } => {
             "see that redis runs and that redis.url leads to it; a gateway does not start without"
         }
         StoreError::Fatal { .. } => "a gateway does not start on it as it is",
@@ -273,7 +274,51 @@ fn check_facts(settings: &Config, facts: &RedisFacts, findings: &mut Vec<Finding
         None => unsaid("role"),
     });
     findings.push(persistence(facts).unwrap_or_else(|| unsaid("persistence")));
+    findings.push(durability(assemble::durability(settings), facts));
     findings.push(memory(facts));
+}
+
+/// What the configured level survives on this very server, as it is set now.
+fn durability(level: Durability, facts: &RedisFacts) -> Finding {
+    const CHECK: &str = "durability";
+    let said = |name: &str, value: Option<String>| format!("{name} {}", value.unwrap_or_else(|| "not told".to_owned()));
+    let aof = facts.aof_enabled.as_deref().map(|on| if on == "1" { "yes" } else { "no" }.to_owned());
+    let save = facts.save.as_deref().map(|save| if save.is_empty() { "never".to_owned() } else { save.to_owned() });
+    let settings = [
+        said("appendonly", aof),
+        said("appendfsync", facts.appendfsync.clone()),
+        said("save", save),
+        said("connected replicas", facts.replicas.map(|replicas| replicas.to_string())),
+        said("min-replicas-to-write", facts.min_replicas_to_write.map(|replicas| replicas.to_string())),
+        said("maxmemory-policy", facts.maxmemory_policy.clone()),
+    ];
+    let found = format!("{}\n{}", level.describe(), settings.join(", "));
+    if let Some(short) = facts.falls_short_of(level) {
+        let advice = match level {
+            Durability::Replicated(_) => {
+                "a gateway starts, and begins no work with effects and tells no ending until they are: see the replicas"
+            }
+            Durability::Memory | Durability::Fsync => {
+                "a gateway does not start: CONFIG SET appendonly yes, appendfsync always, no-appendfsync-on-rewrite no"
+            }
+        };
+        return Finding::bad(CHECK, Exit::Unavailable, format!("{found}\n{short}"), advice);
+    }
+    let (aof, syncs) = (facts.aof_enabled.as_deref() == Some("1"), facts.appendfsync.as_deref() == Some("always"));
+    let survives = match level {
+        Durability::Memory if aof && syncs => {
+            "a crash of redis, and of its machine; a failover to a replica that is behind takes writes back"
+        }
+        Durability::Memory if aof => {
+            "a crash of redis; a crash of its machine, or a failover to a replica that is behind, takes the last writes back"
+        }
+        Durability::Memory => "a crash of the gateway alone: whatever redis had in memory is lost with it",
+        Durability::Fsync => {
+            "a crash of redis, and of its machine, but for its disk; a failover to a replica that is behind takes writes back"
+        }
+        Durability::Replicated(_) => "a failover to a replica that has what was waited for: promote by offset",
+    };
+    Finding::good(CHECK, format!("{found}\nit survives {survives}"))
 }
 
 /// What outlives a Redis that goes down; `None` if it does not say.

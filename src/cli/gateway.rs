@@ -40,7 +40,8 @@ impl Gateway {
             Some(_) => None,
             None => {
                 let (data_dir, server) = (config.redis.data_dir.clone(), config.redis.server.clone());
-                Some(PrivateRedis::start(PrivateRedisOptions { data_dir, server }).await.or_exit(Exit::Unavailable)?)
+                let options = PrivateRedisOptions { data_dir, server, syncs: assemble::syncs(config) };
+                Some(PrivateRedis::start(options).await.or_exit(Exit::Unavailable)?)
             }
         };
         match Self::start_over(config, private_redis.as_ref()).await {

@@ -15,9 +15,9 @@ use super::qualify::Qualified;
 use super::secret::without_credentials;
 use super::sources::{Environment, Read, shorten};
 use super::{
-    ATTEMPTS_MAX, Adapter, Breaker, Document, Effects, Executors, Http2, LINGER_MAX, Limits, NAME_BYTES_MAX, PROVIDERS_MAX,
-    Problem, ProviderEntry, ROUTES_MAX, RaceAfter, Reconcile, Redis, RetryBudget, Role, Route, Runtime, Secret, Server,
-    quarantine_min,
+    ATTEMPTS_MAX, Adapter, Breaker, Document, Durability, Effects, Executors, Http2, LINGER_MAX, Limits, NAME_BYTES_MAX,
+    PROVIDERS_MAX, Problem, ProviderEntry, ROUTES_MAX, RaceAfter, Reconcile, Redis, RetryBudget, Role, Route, Runtime, Secret,
+    Server, quarantine_min,
 };
 use crate::job::{Class, Owner};
 use crate::place::Place;
@@ -64,6 +64,8 @@ const WINDOW_MIN: Duration = Duration::from_secs(1);
 const PERCENT_MAX: u32 = 1000;
 /// Most multiplexed connections: Redis runs one script at a time.
 const LANES_MAX: usize = 64;
+/// Most replicas that a write waits for: a Redis with more does not answer in time.
+const REPLICAS_MAX: u32 = 16;
 /// Most connections of the pool: Redis' own `maxclients` is 10,000 for all gateways together.
 const POOL_MAX: usize = 1024;
 /// Longest prefix of keys: it stands in every key.
@@ -326,11 +328,46 @@ impl Checker<'_> {
         }
         self.time("redis.connect_timeout", redis.connect_timeout, DURATION_MIN);
         self.time("redis.response_timeout", redis.response_timeout, DURATION_MIN);
+        self.time("redis.durability_timeout", redis.durability_timeout, DURATION_MIN);
+        if let Durability::Replicated(replicas) = redis.durability {
+            const KEY: &str = "redis.durability";
+            let shown = format!("{{ replicated = {replicas} }}");
+            if !(1..=REPLICAS_MAX).contains(&replicas) {
+                let what = format!("it must be 1 to {REPLICAS_MAX} replicas");
+                self.refuse(KEY, Some(&shown), what, "write \"memory\" to wait for none");
+            } else if redis.url.is_none() {
+                let what = "a private Redis has no replica";
+                self.refuse(KEY, Some(&shown), what, "set redis.url to one that has, or \"fsync\"");
+            }
+        }
+    }
+
+    /// A beginning is sent only once it is durable, and only while its lease lasts. It waits at most for the batch before it, for its
+    /// own, and for their replies.
+    fn durability(&mut self, redis: &Redis, lease: Duration, margin: Duration) {
+        let takes = redis.durability_timeout.saturating_add(redis.response_timeout.mul_f64(1.5)).saturating_mul(2);
+        let takes = takes.saturating_add(redis.connect_timeout);
+        let left = lease.saturating_sub(margin);
+        if redis.durability != Durability::Memory && takes >= left {
+            let what = format!(
+                "with redis.response_timeout and redis.connect_timeout a write may take {} to be durable, and runtime.lease without \
+                 its margin is {}: nothing could be sent any more",
+                shown(takes),
+                shown(left)
+            );
+            self.refuse(
+                "redis.durability_timeout",
+                Some(&shown(redis.durability_timeout)),
+                what,
+                "set less, or a longer runtime.lease",
+            );
+        }
     }
 
     fn runtime(&mut self, document: &Document) {
         let Runtime { lease, lease_margin, sweep, drain, jobs_max, pause_max, clock_step_max, .. } = document.runtime;
         self.time("runtime.lease", lease, DURATION_MIN);
+        self.durability(&document.redis, lease, lease_margin);
         let renewal = lease / 3;
         if document.redis.response_timeout > renewal {
             let what = format!(

@@ -10,7 +10,9 @@ use crate::job::{JobId, Payload};
 use crate::metrics;
 use crate::policy::{self, Next, Open, Try};
 use crate::provider::{Fence, Rendered, Request, boottime_ms};
-use crate::runtime::attempts::{Room, Running, STORE_PAUSE, STORE_PAUSE_MAX, Work, drive, give_back, lane_of, settle_beginning};
+use crate::runtime::attempts::{
+    NOT_DURABLE, Room, Running, STORE_PAUSE, STORE_PAUSE_MAX, Work, drive, give_back, lane_of, settle_beginning,
+};
 use crate::runtime::certificates::{self, Grant};
 use crate::runtime::{Inner, Lane, Route, millis, sweeper, verdict};
 use crate::store::{Begin, BeginAttempt, Begun, Marked, WriteAhead};
@@ -48,9 +50,9 @@ pub(crate) async fn adopt(runtime: Arc<Inner>, found: Found, place: usize, room:
             tracing::debug!(job = %found.job, ?refused, "no attempt began");
             return;
         }
-        Err(error @ StoreError::Ambiguous { .. }) => {
+        Err(error @ (StoreError::Ambiguous { .. } | StoreError::NotDurable { .. })) => {
             tracing::warn!(job = %found.job, %error, "a beginning is not confirmed; it is not sent");
-            return settle_beginning(&runtime, &begin).await;
+            return settle_beginning(&runtime, &begin, &error).await;
         }
         Err(error) => {
             tracing::warn!(job = %found.job, %error, "no attempt began; the sweeper will go on");
@@ -102,11 +104,13 @@ async fn prepare(runtime: &Inner, found: Found, lane: &Lane, slot: &Slot) -> Res
     let place = route.providers.iter().position(|name| *name == lane.slot.name).unwrap_or_default();
     let grant = certificates::permit(runtime, &route, job, place, &rendered).await?;
     let sent = WriteAhead { url: &rendered.url, request_hash: &hash, certificate: &grant.certificate };
-    let mark = || runtime.store.mark_running(job, slot.number, slot.token, sent);
+    let ahead = runtime.ahead(&route);
+    let mark = || ahead.mark_running(job, slot.number, slot.token, sent);
     match while_ours(slot, mark).await.ok_or_else(fenced)? {
         Ok(Marked::Running { .. } | Marked::Repeated { .. }) => {}
         Ok(Marked::Fenced { why }) => return Err(format!("fenced: {why}")),
         Ok(Marked::NotFound) => return Err("fenced: the job is not there any more".to_owned()),
+        Err(error @ StoreError::NotDurable { .. }) => return Err(format!("{NOT_DURABLE}the write-ahead: {error}")),
         Err(error) => return Err(format!("write-ahead: {error}")),
     }
     let (request, input) = (Arc::new(request), input.body);

@@ -20,6 +20,7 @@ use crate::metrics;
 use crate::policy::{FailoverOn, Next, Try};
 use crate::provider::{Call, Fence, Outcome, Rendered, Request, Telling, boottime_ms};
 use crate::runtime::certificates::{self, Grant};
+use crate::runtime::losses::{self, What};
 use crate::runtime::protection::{self, Pass, Share, Turn};
 use crate::runtime::timers::Timer;
 use crate::runtime::verdict::{Verdict, Whose, conclude, try_store};
@@ -41,6 +42,8 @@ const RACE_PAUSE_MAX: Duration = Duration::from_millis(3200);
 /// How long a gateway tries to give back what it may have begun, while Redis does not answer. It knows that nothing was sent; later
 /// the attempt would stay unknown until a person resolves it.
 const SETTLE_MAX: Duration = Duration::from_secs(600);
+/// How the reason of an attempt begins that was not sent because too few had its write-ahead.
+pub(super) const NOT_DURABLE: &str = "not_durable: ";
 /// How long a stopping gateway tries to write down that an attempt became unknown.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// How long a stopping gateway waits for its results in hand to be in the spool.
@@ -83,12 +86,16 @@ pub(crate) struct Running {
     pub(super) input: Body,
     /// How long input and result are kept from the end of the job.
     pub(super) bytes_life: Duration,
+    /// How long its job's key stands, from the end of the job.
+    pub(super) key_life: Duration,
     /// Whether its time is over and its call listens on for a late answer.
     pub(super) overdue: CancellationToken,
     /// Whether it is written down as unknown though its call goes on.
     pub(super) noted_unknown: CancellationToken,
     /// Whether it has ended, and the store is yet to take it.
     pub(super) in_hand: AtomicBool,
+    /// Whether it was found to be lost.
+    missed: AtomicBool,
     /// Whether somebody asked to cancel its job, as of the last heartbeat.
     pub(super) canceling: AtomicBool,
     /// Whether another attempt of its race may have begun: then the job's end is not the end of its attempts.
@@ -165,9 +172,11 @@ impl Running {
             strip_after_ms: if rules.retention_ms < rules.key_life_ms { rules.retention_ms } else { 0 },
             input: work.input.clone(),
             bytes_life: bytes_life(rules),
+            key_life: Duration::from_millis(rules.key_life_ms),
             overdue: CancellationToken::new(),
             noted_unknown: CancellationToken::new(),
             in_hand: AtomicBool::new(false),
+            missed: AtomicBool::new(false),
             canceling: AtomicBool::new(false),
             raced: AtomicBool::new(false),
             remote_id: OnceLock::new(),
@@ -175,6 +184,13 @@ impl Running {
         });
         runtime.running().insert(token, Arc::clone(&attempt));
         attempt
+    }
+
+    /// Its job, or its row in it, is not in the store any more. Counted once.
+    pub(super) fn miss(&self) {
+        if !self.missed.swap(true, Ordering::Relaxed) {
+            losses::lost(What::Attempt, self.job);
+        }
     }
 
     /// Whether somebody asked to cancel its job, as of the last heartbeat.
@@ -235,7 +251,13 @@ impl Inner {
     /// A submit whose reply was lost: finds out whether the claim was made, and if so, gives its attempt back unsent.
     ///
     /// `held` is what the job would have taken here: as many claims can be settled at once as there is room for jobs.
-    pub(crate) fn settle_claim(self: &Arc<Self>, submit: &SubmitJob<'_>, held: (Option<Room>, Option<Pending>)) {
+    pub(crate) fn settle_claim(
+        self: &Arc<Self>,
+        submit: &SubmitJob<'_>,
+        why: &StoreError,
+        held: (Option<Room>, Option<Pending>),
+    ) {
+        let reason = unconfirmed(why, "claim not confirmed");
         let (runtime, identity, token) = (Arc::clone(self), submit.id.identity(), submit.token);
         self.work.spawn(async move {
             let held = held;
@@ -244,7 +266,7 @@ impl Inner {
                 match runtime.store.read_job(identity).await {
                     Ok(Read::Found(job)) => {
                         let ours = job.attempts.first().is_some_and(|attempt| attempt.token == token);
-                        if !ours || give_back(&runtime, job.id, 1, token, "claim not confirmed", 0).await.is_ok() {
+                        if !ours || give_back(&runtime, job.id, 1, token, &reason, 0).await.is_ok() {
                             drop(held);
                             // Without a holder it goes on at once, here or elsewhere.
                             sweeper::look_soon(Arc::clone(&runtime), identity).await;
@@ -259,6 +281,14 @@ impl Inner {
                 pause = (pause * 2).min(STORE_PAUSE_MAX);
             }
         });
+    }
+}
+
+/// Why an attempt is given back whose beginning is not certain, or not durable.
+fn unconfirmed(why: &StoreError, otherwise: &str) -> String {
+    match why {
+        StoreError::NotDurable { have, want } => format!("{NOT_DURABLE}{have} of {want} had its write-ahead in time"),
+        StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. } | StoreError::Fatal { .. } => otherwise.to_owned(),
     }
 }
 
@@ -533,7 +563,7 @@ async fn begin(
     loop {
         failpoint!("begin.before");
         let lease_from_ms = boottime_ms();
-        match runtime.store.begin_attempt(&begin).await {
+        match runtime.ahead(&work.route).begin_attempt(&begin).await {
             Ok(Begun::Started { number, .. }) => {
                 failpoint!("begin.made");
                 let attempt =
@@ -550,9 +580,9 @@ async fn begin(
                 tracing::debug!(job = %work.job, ?refused, "no attempt began");
                 return Err(NotBegun::Otherwise);
             }
-            Err(error @ StoreError::Ambiguous { .. }) => {
+            Err(error @ (StoreError::Ambiguous { .. } | StoreError::NotDurable { .. })) => {
                 tracing::warn!(job = %work.job, %error, "a beginning is not confirmed; it is not sent");
-                settle_beginning(runtime, &begin).await;
+                settle_beginning(runtime, &begin, &error).await;
                 return Err(NotBegun::Otherwise);
             }
             Err(error) => {
@@ -564,12 +594,13 @@ async fn begin(
 }
 
 /// A beginning whose reply was lost: the same call tells its number, and then it is given back unsent.
-pub(super) async fn settle_beginning(runtime: &Arc<Inner>, begin: &BeginAttempt<'_>) {
+pub(super) async fn settle_beginning(runtime: &Arc<Inner>, begin: &BeginAttempt<'_>, why: &StoreError) {
+    let reason = unconfirmed(why, "beginning not confirmed");
     let (began, mut pause) = (Instant::now(), STORE_PAUSE);
     while began.elapsed() < SETTLE_MAX && !runtime.stopped.is_cancelled() {
         match runtime.store.begin_attempt(begin).await {
             Ok(Begun::Started { number, .. } | Begun::Repeated { number, .. }) => {
-                if give_back(runtime, begin.job, number, begin.token, "beginning not confirmed", 0).await.is_ok() {
+                if give_back(runtime, begin.job, number, begin.token, &reason, 0).await.is_ok() {
                     return;
                 }
             }
@@ -624,6 +655,7 @@ pub(crate) async fn heartbeat(runtime: Arc<Inner>, attempt: Arc<Running>) {
             return;
         }
         Ok(Extended::NotFound) => {
+            attempt.miss();
             attempt.fence.close();
             return;
         }

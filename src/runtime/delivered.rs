@@ -116,7 +116,7 @@ impl Runtime {
             strip_at_ms: None,
             tell: Tell::Nothing,
         };
-        let finished = inner.store.finish_attempt(&finish).await?;
+        let finished = inner.made(id, inner.store.committing().finish_attempt(&finish).await).await?;
         let provider = Some(attempt.provider.as_str());
         count_finish(&finished, settling.outcome, About { job: id, attempt: number, provider });
         if let (false, Some(route)) = (matches!(finished, Finished::Repeated { .. }), inner.routes.get(&job.route)) {

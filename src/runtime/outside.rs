@@ -37,7 +37,8 @@ impl Runtime {
             Read::Gone(_) | Read::NotFound => true,
         };
         failpoint!("cancel.before");
-        let canceled = self.inner.store.cancel_job(id, request_id, mode, actor, reason).await?;
+        let canceled = self.inner.store.committing().cancel_job(id, request_id, mode, actor, reason).await;
+        let canceled = self.inner.made(id, canceled).await?;
         failpoint!("cancel.made");
         tracing::info!(job = %id, actor, mode = ?mode, answer = ?canceled, "a cancel");
         if matches!(canceled, Canceled::Canceled { .. }) && !ended_before {
@@ -77,7 +78,9 @@ impl Runtime {
             Read::Found(job) => self.inner.routes.get(&job.route).and_then(|route| route.deadline).map_or(0, millis),
             Read::Gone(_) | Read::NotFound => 0,
         };
-        let reopened = self.inner.store.reopen_job(id, request_id, actor, reason, attempts, deadline_ms).await?;
+        let store = self.inner.store.committing();
+        let reopened = store.reopen_job(id, request_id, actor, reason, attempts, deadline_ms).await;
+        let reopened = self.inner.made(id, reopened).await?;
         tracing::info!(job = %id, actor, answer = ?reopened, "a reopening");
         self.inner.after_change(id).await;
         Ok(reopened)
@@ -103,7 +106,7 @@ impl Runtime {
             gateway: &self.inner.gateway,
             begin: Begin::Starting { provider },
         };
-        self.inner.store.begin_attempt(&begin).await
+        self.inner.store.committing().begin_attempt(&begin).await
     }
 
     /// Writes ahead for an executor outside this process.
@@ -118,7 +121,8 @@ impl Runtime {
         url: &str,
         request_hash: &[u8],
     ) -> Result<Marked, StoreError> {
-        self.inner.store.mark_running(id, number, token, WriteAhead { url, request_hash, certificate: "" }).await
+        let sent = WriteAhead { url, request_hash, certificate: "" };
+        self.inner.store.committing().mark_running(id, number, token, sent).await
     }
 
     /// Extends the lease of an executor outside this process.
@@ -168,7 +172,7 @@ impl Runtime {
             strip_at_ms: None,
             tell: Tell::Nothing,
         };
-        let finished = inner.store.finish_attempt(&finish).await?;
+        let finished = inner.made(id, inner.store.committing().finish_attempt(&finish).await).await?;
         verdict::count_finish(&finished, report.outcome, verdict::About { job: id, attempt: number, provider: None });
         inner.after_change(id).await;
         Ok(finished)
@@ -190,7 +194,7 @@ pub(super) async fn resolve(inner: &Arc<Inner>, id: JobId, decision: Decision) -
         follow: follow(decision.then),
     };
     failpoint!("resolve.before");
-    let resolved = inner.store.resolve_attempt(&resolve).await?;
+    let resolved = inner.made(id, inner.store.committing().resolve_attempt(&resolve).await).await?;
     failpoint!("resolve.made");
     let (number, actor) = (decision.number, &decision.actor);
     tracing::info!(job = %id, attempt = number, actor, outcome = decision.outcome.as_str(), answer = ?resolved, "a decision");
@@ -236,6 +240,14 @@ impl Inner {
         let then = if again { Then::Retry } else { Then::End };
         let reason = verdict::one_line(&format!("{}: {invalid}", policy::INVALID_OUTPUT));
         Ok(Report { outcome: FinishOutcome::Failed, result: None, reason, then })
+    }
+
+    /// What a call from outside brought. One that is not durable was made all the same: its job is looked after as if it were.
+    pub(super) async fn made<T>(self: &Arc<Self>, id: JobId, made: Result<T, StoreError>) -> Result<T, StoreError> {
+        if matches!(made, Err(StoreError::NotDurable { .. })) {
+            self.after_change(id).await;
+        }
+        made
     }
 
     /// After somebody outside changed a job: keeps its blobs, tends its hints, goes on with it if it is pending, wakes who waits.

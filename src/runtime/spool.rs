@@ -373,6 +373,7 @@ fn is_away(error: &StoreError) -> bool {
     match error {
         StoreError::NotExecuted { code, .. } => matches!(code, Refusal::Connect | Refusal::Loading | Refusal::ReadOnly),
         StoreError::Ambiguous { .. } => true,
+        StoreError::NotDurable { .. } => true,
         StoreError::Fatal { .. } => false,
     }
 }

@@ -12,14 +12,16 @@ use crate::failpoint::failpoint;
 use crate::fingerprint::{Fingerprinted, HalfBytes, Sha256Bytes, fingerprint};
 use crate::job::{Identity, Job, JobId, JobState, Payload, locate};
 use crate::metrics;
+use crate::policy::Effects;
 use crate::provider::{Call, Fence, Outcome, Rendered, Request, Telling, boottime_ms};
 use crate::runtime::attempts::{self, Pending, Running, Work};
 use crate::runtime::certificates::Grant;
+use crate::runtime::losses::What;
 use crate::runtime::protection::Model;
 use crate::runtime::{
     Inner, Lane, ReadError, Receipt, Replayed, Route, Runtime, Submission, SubmitError, WaitFor, checks, millis,
 };
-use crate::store::{Begin, Failed, Hint, Read, SubmitJob, Submitted, WriteAhead};
+use crate::store::{Begin, Durable, Failed, Hint, Read, SubmitJob, Submitted, WriteAhead};
 use crate::validate::Invalid;
 
 /// How long a claim may be on its way: a call gives up before.
@@ -139,7 +141,8 @@ impl Runtime {
         let lease_ms = if room.is_some() || waits.is_some() { inner.lease_ms() } else { 0 };
         // Whoever is outside begins by itself: a look before it had the time to is for nothing.
         // And no look before the claim itself can have arrived: it would find nothing and take the hint away.
-        let look_in_ms = if first.is_none() { inner.lease_ms() } else { lease_ms.max(millis(CLAIM_ARRIVES)) };
+        let look_in_ms =
+            if first.is_none() { inner.lease_ms() } else { lease_ms.max(millis(CLAIM_ARRIVES + inner.store.commit_deadline())) };
         let hint_ms = inner.store.now_ms() + look_in_ms;
         let submit = SubmitJob {
             id: JobId::new(inner.store.now_ms(), identity),
@@ -159,22 +162,23 @@ impl Runtime {
         };
         // The lease clock starts before the first send of the call that grants it.
         let lease_from_ms = boottime_ms();
-        let (id, created_ms, first_state) = match self.claim(&submit).await {
+        let (id, created_ms, first_state) = match self.claim(&submit, route.effects).await {
             Ok(Claimed::Created { id, created_ms, first }) => (id, created_ms, first),
             Ok(Claimed::There(receipt)) => {
                 inner.forget_hint(&receipt.job, hint_ms);
                 return Ok(receipt);
             }
-            Err(error @ SubmitError::Store(StoreError::Ambiguous { .. })) => {
+            Err(SubmitError::Store(error @ (StoreError::Ambiguous { .. } | StoreError::NotDurable { .. }))) => {
                 // What it would have taken is taken until its fate is known; without any of it nobody here holds the job.
                 if room.is_some() || waits.is_some() {
-                    inner.settle_claim(&submit, (room, waits));
+                    inner.settle_claim(&submit, &error, (room, waits));
                 }
-                return Err(error);
+                return Err(error.into());
             }
             Err(error) => return Err(error),
         };
         failpoint!("claim.made");
+        inner.losses.remember(What::Job, id, 0, Duration::from_millis(route.rules.key_life_ms));
         let begins = matches!(submit.begin, Begin::Running { .. });
         if begins && first_state != Some(AttemptState::Running) {
             // Our own claim, answered again after somebody has judged its attempt: nothing may be sent for it any more.
@@ -213,17 +217,31 @@ impl Runtime {
     }
 
     /// Claims a key, and sorts what may come back instead.
-    async fn claim(&self, submit: &SubmitJob<'_>) -> Result<Claimed, SubmitError> {
-        let there = |job: Box<Job>| Ok(Claimed::There(Receipt { job: Arc::new(*job), replayed: Replayed::Yes }));
-        match self.inner.store.submit_job(submit).await {
-            Ok(Submitted::Created { id, created_ms, attempt }) => Ok(Claimed::Created { id, created_ms, first: attempt }),
-            Ok(Submitted::Existing(job)) => there(job),
-            Ok(Submitted::Conflict { id }) => Err(SubmitError::Conflict(id)),
-            Ok(Submitted::Gone(gone)) => Err(SubmitError::Gone(gone)),
-            Ok(Submitted::Collision) => Err(SubmitError::Collision),
+    ///
+    /// A claim that is not durable counts only where an attempt changes nothing: lost, it would cost another computation. An ending
+    /// that is not durable is not told anywhere.
+    async fn claim(&self, submit: &SubmitJob<'_>, effects: Effects) -> Result<Claimed, SubmitError> {
+        let there = |job: Job| Ok(Claimed::There(Receipt { job: Arc::new(job), replayed: Replayed::Yes }));
+        let (submitted, durable) = match self.inner.store.committing().submit_told(submit).await {
+            Ok(told) => told,
             Err(error) => {
-                self.there_already(submit.id.identity(), submit.digest, submit.fingerprint, error).await.map(Claimed::There)
+                let there = self.there_already(submit.id.identity(), submit.digest, submit.fingerprint, error).await;
+                return there.map(Claimed::There);
             }
+        };
+        match (submitted, durable) {
+            (Submitted::Existing(job), Durable::Short { have, want }) if job.is_ended() => there(job.before_its_end(have, want)),
+            (Submitted::Created { .. } | Submitted::Existing(_), Durable::Short { have, want })
+                if effects == Effects::External =>
+            {
+                Err(StoreError::NotDurable { have, want }.into())
+            }
+            (Submitted::Gone(_), Durable::Short { have, want }) => Err(StoreError::NotDurable { have, want }.into()),
+            (Submitted::Created { id, created_ms, attempt }, _) => Ok(Claimed::Created { id, created_ms, first: attempt }),
+            (Submitted::Existing(job), _) => there(*job),
+            (Submitted::Conflict { id }, _) => Err(SubmitError::Conflict(id)),
+            (Submitted::Gone(gone), Durable::Yes) => Err(SubmitError::Gone(gone)),
+            (Submitted::Collision, _) => Err(SubmitError::Collision),
         }
     }
 
@@ -239,11 +257,12 @@ impl Runtime {
         match error {
             // A replica may be behind: what it says of a job is not told.
             StoreError::Ambiguous { .. }
+            | StoreError::NotDurable { .. }
             | StoreError::NotExecuted { code: Refusal::Connect | Refusal::ReadOnly, .. }
             | StoreError::Fatal { .. } => return Err(error.into()),
             StoreError::NotExecuted { .. } => {}
         }
-        match self.inner.store.read_job(identity).await {
+        match self.inner.store.read_told(identity).await {
             Ok(Read::Found(job)) if job.digest != digest => Err(SubmitError::Collision),
             Ok(Read::Found(job)) if job.fingerprint != fingerprint => Err(SubmitError::Conflict(job.id)),
             Ok(Read::Found(job)) => Ok(Receipt { job: Arc::new(*job), replayed: Replayed::Yes }),
@@ -261,7 +280,7 @@ impl Runtime {
         fingerprint: HalfBytes,
         invalid: Invalid,
     ) -> Result<Receipt, SubmitError> {
-        match self.inner.store.read_job(identity).await? {
+        match self.inner.store.read_told(identity).await? {
             Read::Found(job) if job.digest != digest => Err(SubmitError::Collision),
             Read::Found(job) if job.fingerprint != fingerprint => Err(SubmitError::Conflict(job.id)),
             // Its key has been given back: this would be a new job.

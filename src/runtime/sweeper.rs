@@ -20,7 +20,7 @@ use crate::policy::{self, Next};
 use crate::runtime::adopt::{self, Found};
 use crate::runtime::protection::{self, Kept, Turn};
 use crate::runtime::reconciler::{self, Wish};
-use crate::runtime::{Inner, certificates, millis};
+use crate::runtime::{Inner, certificates, losses, millis};
 use crate::store::{HasBlobs, Hint, Read, ScanPlace, Ticked};
 
 /// Most due hints taken of one shard in one sweep.
@@ -61,7 +61,9 @@ impl PassedOver {
                 self.0.get_or_insert(error);
                 Ok(None)
             }
-            Err(error @ (StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. })) => Err(error),
+            Err(error @ (StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. } | StoreError::NotDurable { .. })) => {
+                Err(error)
+            }
         }
     }
 }
@@ -98,6 +100,7 @@ fn random_byte() -> u8 {
 async fn sweep(runtime: &Arc<Inner>, progress: &mut Progress) -> Result<PassedOver, StoreError> {
     let mut passed = PassedOver::default();
     runtime.store.synchronize_clock().await?;
+    passed.over(losses::look(runtime).await)?;
     if progress.gauges_at.is_none_or(|at| at.elapsed() >= GAUGES) {
         passed.over(set_gauges(runtime).await)?;
         progress.gauges_at = Some(Instant::now());

@@ -18,10 +18,11 @@ use crate::policy::{self, Ending, FailoverOn, Next, Try};
 use crate::provider::{Outcome, Response};
 use crate::runtime::attempts::{Running, STORE_PAUSE, STORE_PAUSE_MAX, Work};
 use crate::runtime::certificates::{self, Leave, Seen};
+use crate::runtime::losses::{self, What};
 use crate::runtime::spool::{Kept, Offer, SPOOL_AFTER, SPOOL_AGAIN};
 use crate::runtime::sweeper;
 use crate::runtime::{Inner, Lane, checks, millis};
-use crate::store::{FinishAttempt, Finished, Follow, Hint, Keep, Store, Tell};
+use crate::store::{Durable, FinishAttempt, Finished, Follow, Hint, Keep, Store, Tell};
 
 /// Longest reason that is taken from an adapter, in characters: it stands in the record, in the log, and is shown on one line.
 const REASON_CHARS_MAX: usize = 500;
@@ -316,6 +317,7 @@ async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdic
     let (job, number, outcome) = (attempt.job, attempt.number, verdict.outcome.as_str());
     match (taken, kept) {
         (Ok(Finished::NotFound), kept) => {
+            attempt.miss();
             tracing::error!(%job, attempt = number, outcome, "an attempt ended whose job is not in the store any more");
             let worth_it = verdict.outcome == FinishOutcome::Succeeded;
             let kept = if kept.is_none() && worth_it { to_spool.keep().await } else { kept };
@@ -327,6 +329,9 @@ async fn store_verdict(runtime: &Arc<Inner>, attempt: &Running, verdict: &Verdic
         (Ok(finished), kept) => {
             if let Some(kept) = kept {
                 kept.stored().await;
+            }
+            if let Finished::Won { version, .. } = finished {
+                runtime.losses.remember(What::Ending, job, version, attempt.key_life);
             }
             finished
         }
@@ -360,10 +365,32 @@ impl ToSpool<'_> {
 
 /// Stores a verdict, again and again until the store takes it or refuses it for good.
 async fn store_until_taken(runtime: &Arc<Inner>, whose: &Whose, verdict: &Verdict) -> Result<Finished, StoreError> {
-    let mut held = None;
+    let (mut held, mut first) = (None, None);
     let mut pause = STORE_PAUSE;
     loop {
-        match try_store(runtime, whose, verdict).await {
+        let offered = match offer(runtime, whose, verdict).await {
+            Ok((finished, Durable::Yes)) => {
+                if first.is_some() {
+                    // Nobody was told yet.
+                    runtime.waiters.wake(whose.job.identity());
+                }
+                // The call that changed something is the one that counts, unless what it wrote is lost.
+                return Ok(match (first, finished) {
+                    (Some(first), Finished::Repeated { .. }) => first,
+                    (Some(Finished::Won { .. }), finished @ Finished::Won { .. }) => {
+                        losses::lost(What::Ending, whose.job);
+                        finished
+                    }
+                    (_, finished) => finished,
+                });
+            }
+            Ok((finished, Durable::Short { have, want })) => {
+                first.get_or_insert(finished);
+                Err(StoreError::NotDurable { have, want })
+            }
+            Err(error) => Err(error),
+        };
+        match offered {
             Err(error) if error.is_retryable() || error.is_for_permission() => {
                 let (job, attempt) = (whose.job, whose.number);
                 // Once for each result, not for each try.
@@ -374,7 +401,7 @@ async fn store_until_taken(runtime: &Arc<Inner>, whose: &Whose, verdict: &Verdic
                 }
                 held.get_or_insert_with(Held::count);
             }
-            done => return done,
+            refused => return refused,
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(STORE_PAUSE_MAX);
@@ -429,6 +456,12 @@ impl Drop for Held {
 }
 
 pub(super) async fn try_store(runtime: &Arc<Inner>, whose: &Whose, verdict: &Verdict) -> Result<Finished, StoreError> {
+    let (finished, durable) = offer(runtime, whose, verdict).await?;
+    durable.settle(finished)
+}
+
+/// Offers a verdict to the store once. What may end its job must be durable; those who wait here are told only then.
+async fn offer(runtime: &Arc<Inner>, whose: &Whose, verdict: &Verdict) -> Result<(Finished, Durable), StoreError> {
     let identity = whose.job.identity();
     let result = runtime.payload(identity, verdict.response.as_ref()).await?;
     failpoint!("finish.blob");
@@ -450,7 +483,10 @@ pub(super) async fn try_store(runtime: &Arc<Inner>, whose: &Whose, verdict: &Ver
         strip_at_ms: whose.strip_at_ms(&runtime.store),
         tell,
     };
-    let mut finished = runtime.store.finish_attempt(&finish).await?;
+    let (mut finished, durable) = match verdict.outcome {
+        FinishOutcome::Succeeded | FinishOutcome::Failed => runtime.store.committing().finish_told(&finish).await?,
+        FinishOutcome::Unknown | FinishOutcome::Aborted => runtime.store.finish_told(&finish).await?,
+    };
     failpoint!("finish.recorded");
     let ends = match finished {
         Finished::Won { .. } => has_blobs,
@@ -462,11 +498,12 @@ pub(super) async fn try_store(runtime: &Arc<Inner>, whose: &Whose, verdict: &Ver
     }
     if let Finished::Won { job, .. } = &mut finished
         && let Some(job) = job.take()
+        && durable == Durable::Yes
     {
         runtime.waiters.tell(Arc::new(*job));
     }
     drop(hold);
-    Ok(finished)
+    Ok((finished, durable))
 }
 
 /// After the attempt has ended its job: its bytes are kept as long as they can be asked for, and then its hint is not needed any more.

@@ -14,8 +14,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::error::StoreError;
-use crate::job::{Identity, Job};
+use crate::job::{Identity, Job, JobId};
 use crate::metrics;
+use crate::runtime::losses::{self, What};
 use crate::runtime::{Inner, ReadError};
 use crate::store::{Read, Said, Store};
 
@@ -184,18 +185,31 @@ async fn follow(
     stopped: CancellationToken,
 ) {
     let mut reads = first == First::Read;
+    let mut seen: Option<(JobId, u64)> = None;
     loop {
         if reads {
-            let (news, last) = match shared.store.read_job(identity).await {
+            let (news, last) = match shared.store.read_told(identity).await {
                 Ok(Read::Found(job)) => {
                     let ended = job.is_ended();
+                    if seen.is_some_and(|seen| losses::is_older(&job, seen)) {
+                        losses::lost(What::Job, job.id);
+                    }
+                    seen = Some((job.id, job.revision));
                     (Some(Ok(Arc::new(*job))), ended)
                 }
                 Ok(Read::Gone(gone)) => (Some(Err(ReadError::Gone(gone))), true),
-                Ok(Read::NotFound) => (Some(Err(ReadError::NotFound)), true),
+                Ok(Read::NotFound) => {
+                    // It was open when it was seen: it has no expiry.
+                    if let Some((id, _)) = seen {
+                        losses::lost(What::Job, id);
+                    }
+                    (Some(Err(ReadError::NotFound)), true)
+                }
                 Err(error @ StoreError::Fatal { .. }) => (Some(Err(ReadError::Store(error))), true),
                 // The store is away; each who waits has a deadline of its own.
-                Err(StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. }) => (None, false),
+                Err(StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. } | StoreError::NotDurable { .. }) => {
+                    (None, false)
+                }
             };
             // Under the lock, or what was read before the end could be told after it.
             let mut followed = shared.followed();

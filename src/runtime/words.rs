@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::attempt::{FinishOutcome, ResolveOutcome};
 use crate::error::StoreError;
 use crate::job::{Class, Job, JobId, JobState, Key, Owner, Rules};
-use crate::policy::{Plan, Reconcile, Tracked};
+use crate::policy::{Effects, Plan, Reconcile, Tracked};
 use crate::provider::{Provider, Request, Response};
 use crate::qualify::Contract;
 use crate::runtime::Protection;
@@ -69,6 +69,8 @@ pub struct Route {
     pub name: String,
     /// How many attempts may be open at once.
     pub class: Class,
+    /// What an attempt does to the world: whether its write-ahead must be durable before anything is sent.
+    pub effects: Effects,
     /// The providers' names, in order of preference. Empty: attempts are driven from outside.
     pub providers: Vec<String>,
     /// How long a job has, all attempts together; `None` for no deadline.

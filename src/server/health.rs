@@ -73,6 +73,7 @@ pub(crate) async fn readyz(State(app): State<Arc<App>>) -> Result<Response, Prob
             let reason = match &error {
                 crate::error::StoreError::NotExecuted { code, .. } => code.to_string(),
                 crate::error::StoreError::Ambiguous { .. } => "no reply".to_owned(),
+                crate::error::StoreError::NotDurable { .. } => "not durable".to_owned(),
                 crate::error::StoreError::Fatal { code, .. } => code.clone(),
             };
             tracing::debug!(%error, "not ready");

@@ -189,6 +189,7 @@ fn waited_in_vain(error: ReadError, id: JobId) -> Problem {
     ),
     responses(
         (status = 200, description = "The job", body = inline(JobDocument)),
+        (status = 202, description = "The job has ended, and how is not durable yet", body = inline(JobDocument)),
         (status = 304, description = "The job has not changed"),
         Refusals,
     ),
@@ -509,10 +510,14 @@ enum Answered {
     Read,
 }
 
-/// A job with its result as a response: 202 to a submit while it is open, else 200.
+/// A job with its result as a response: 202 to a submit while it is open, and to whoever may not know yet how it ended; else 200.
 async fn document(app: &App, job: &Job, answered: Answered) -> Result<Response, Problem> {
     let (result, share) = result_of(app, job).await?.map_or((None, None), |stored| (Some(stored.response), stored.share));
-    let status = if answered == Answered::Submit && !job.is_ended() { StatusCode::ACCEPTED } else { StatusCode::OK };
+    let open = match answered {
+        Answered::Submit => !job.is_ended(),
+        Answered::Read => job.is_untold(),
+    };
+    let status = if open { StatusCode::ACCEPTED } else { StatusCode::OK };
     let document = serde_json::to_vec(&JobDocument::of(job, result.as_ref())).expect("documents are plain data");
     let mut response = json_of(status, Body::from(answer::hold(document, share)));
     let headers = response.headers_mut();

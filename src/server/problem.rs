@@ -98,6 +98,7 @@ kinds! {
     ProviderUnreachable "provider-unreachable" BAD_GATEWAY Provider Yes "The provider was not reached";
     ProviderTimeout "provider-timeout" GATEWAY_TIMEOUT Provider Yes "The provider did not answer completely";
     StoreUnavailable "store-unavailable" SERVICE_UNAVAILABLE Store Yes "The store cannot be used now";
+    NotDurable "not-durable" SERVICE_UNAVAILABLE Store Yes "Too few copies of it exist yet";
     StoreCorrupt "store-corrupt" INTERNAL_SERVER_ERROR Store No "The store holds something that nobody may interpret";
     StoreRefused "store-refused" INTERNAL_SERVER_ERROR Store No "The store refuses";
     NotReady "not-ready" SERVICE_UNAVAILABLE Store Yes "No new job could be taken now";
@@ -277,6 +278,11 @@ impl Problem {
             StoreError::Ambiguous { .. } => {
                 tracing::debug!(%error, "answered 503");
                 Problem::new(Kind::StoreUnavailable, format!("the store may have taken the call; {again}"))
+            }
+            StoreError::NotDurable { have, want } => {
+                tracing::debug!(%error, "answered 503");
+                let detail = format!("too few have it yet ({have} of {want} that must); {again}");
+                Problem::new(Kind::NotDurable, detail).member("have", *have).member("want", *want)
             }
             StoreError::Fatal { code, .. } => {
                 tracing::error!(%error, "the store holds or refuses something that needs a person");

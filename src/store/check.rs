@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::error::StoreError;
 use crate::metrics;
+use crate::store::commit::{Durability, has_waitaof};
 use crate::store::nodes::{Kind as RedisKind, Master};
 use crate::store::record::SCHEMA;
 use crate::store::scripts::Script;
@@ -46,6 +47,42 @@ pub struct RedisFacts {
     pub aof_enabled: Option<String>,
     /// When that file is on disk: `always`, `everysec` or `no`.
     pub appendfsync: Option<String>,
+    /// Whether it is not, while the file is rewritten: `yes` or `no`.
+    pub no_appendfsync_on_rewrite: Option<String>,
+    /// When it takes a snapshot; `""` for never.
+    pub save: Option<String>,
+    /// How many replicas are connected.
+    pub replicas: Option<u32>,
+    /// With fewer replicas than this it takes no write.
+    pub min_replicas_to_write: Option<u32>,
+}
+
+impl RedisFacts {
+    /// What keeps a level of durability from holding on this server as it is now; `None` if nothing does.
+    pub fn falls_short_of(&self, durability: Durability) -> Option<String> {
+        match durability {
+            Durability::Memory => None,
+            Durability::Replicated(wanted) => match self.replicas {
+                Some(replicas) if replicas >= wanted => None,
+                Some(replicas) => Some(format!("{replicas} of {wanted} replicas are connected")),
+                None => Some("it does not say how many replicas it has: INFO is denied".to_owned()),
+            },
+            Durability::Fsync => match (self.aof_enabled.as_deref(), self.appendfsync.as_deref()) {
+                (Some("1"), _) if self.version.as_deref().is_some_and(has_waitaof) => None,
+                (Some("1"), Some("always")) => match self.no_appendfsync_on_rewrite.as_deref() {
+                    Some("no") => None,
+                    Some(_) => {
+                        Some("no-appendfsync-on-rewrite is yes: it answers before its file is on disk, now and then".to_owned())
+                    }
+                    None => Some("it does not say its no-appendfsync-on-rewrite: CONFIG is denied".to_owned()),
+                },
+                (Some("1"), Some(other)) => Some(format!("appendfsync is {other}: it answers before its file is on disk")),
+                (Some("1"), None) => Some("it does not say its appendfsync: CONFIG is denied".to_owned()),
+                (Some(_), _) => Some("appendonly is off: it keeps no file".to_owned()),
+                (None, _) => Some("it does not say whether it keeps a file: INFO is denied".to_owned()),
+            },
+        }
+    }
 }
 
 impl Store {
@@ -83,6 +120,10 @@ impl Store {
             role: field("role"),
             aof_enabled: field("aof_enabled"),
             appendfsync: self.setting(master, "appendfsync").await?,
+            no_appendfsync_on_rewrite: self.setting(master, "no-appendfsync-on-rewrite").await?,
+            save: self.setting(master, "save").await?,
+            replicas: field("connected_slaves").and_then(|text| text.parse().ok()),
+            min_replicas_to_write: self.setting(master, "min-replicas-to-write").await?.and_then(|text| text.parse().ok()),
         })
     }
 
@@ -138,6 +179,20 @@ impl Store {
                 }
             },
             None => warnings.push(format!("{redis} does not say its maxmemory-policy: make sure that it is noeviction")),
+        }
+        let durability = self.inner.options.durability;
+        if let Some(short) = facts.falls_short_of(durability) {
+            let level = durability.describe();
+            match durability {
+                // They come and go, and each write counts them.
+                Durability::Replicated(_) => {
+                    warnings
+                        .push(format!("redis.durability is {level}, and {short}: no work with effects is begun until they are"));
+                }
+                Durability::Memory | Durability::Fsync => {
+                    return Err(StoreError::fatal("DURABILITY", format!("redis.durability is {level}, and {short}")));
+                }
+            }
         }
         Ok(())
     }

@@ -456,6 +456,7 @@ fn at(node: &str, error: StoreError) -> StoreError {
         StoreError::NotExecuted { code, detail } => StoreError::NotExecuted { code, detail: format!("{node}: {detail}") },
         StoreError::Ambiguous { detail } => StoreError::Ambiguous { detail: format!("{node}: {detail}") },
         StoreError::Fatal { code, detail } => StoreError::Fatal { code, detail: format!("{node}: {detail}") },
+        error @ StoreError::NotDurable { .. } => error,
     }
 }
 
@@ -465,6 +466,6 @@ fn not_begun(error: StoreError) -> StoreError {
         StoreError::Ambiguous { detail } => {
             StoreError::NotExecuted { code: Refusal::Connect, detail: format!("its hint was not confirmed: {detail}") }
         }
-        error @ (StoreError::NotExecuted { .. } | StoreError::Fatal { .. }) => error,
+        error @ (StoreError::NotExecuted { .. } | StoreError::NotDurable { .. } | StoreError::Fatal { .. }) => error,
     }
 }

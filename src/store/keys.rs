@@ -86,6 +86,11 @@ impl Keys {
         format!("{}:meta", self.prefix)
     }
 
+    /// What follows a batch of calls that must be durable: a channel; where the disk is waited for, STRING.
+    pub(crate) fn commit(&self) -> String {
+        format!("{}:commit", self.prefix)
+    }
+
     /// A record that never exists, for the canary. With a number, it is of another slot.
     pub(crate) fn canary(&self, number: &str) -> String {
         format!("{}:{{canary{number}}}", self.prefix)

@@ -65,6 +65,27 @@ pub struct PrivateRedisOptions {
     pub data_dir: PathBuf,
     /// The program. None: `redis-server`, found in `PATH`.
     pub server: Option<PathBuf>,
+    /// When its file is on disk.
+    pub syncs: Syncs,
+}
+
+/// When the append-only file of a private Redis is on disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Syncs {
+    /// Every second: what is lost in a crash of the machine is a second old at most.
+    #[default]
+    EverySecond,
+    /// Before it answers.
+    Always,
+}
+
+impl Syncs {
+    fn setting(self) -> &'static str {
+        match self {
+            Syncs::EverySecond => "appendfsync everysec",
+            Syncs::Always => "appendfsync always",
+        }
+    }
 }
 
 /// Why there is no private Redis.
@@ -163,7 +184,7 @@ impl PrivateRedis {
     pub async fn start(options: PrivateRedisOptions) -> Result<Self, PrivateRedisError> {
         let program = options.server.clone().unwrap_or_else(|| PathBuf::from(PROGRAM));
         check_version(&program).await?;
-        let home = Home::open(&options.data_dir).await?;
+        let home = Home::open(&options.data_dir, options.syncs).await?;
         let server = Server { program, home };
         let child = server.run().await?;
         let (pid_sender, pid) = watch::channel(child.id());
@@ -235,7 +256,7 @@ struct Home {
 }
 
 impl Home {
-    async fn open(wanted: &Path) -> Result<Self, PrivateRedisError> {
+    async fn open(wanted: &Path, syncs: Syncs) -> Result<Self, PrivateRedisError> {
         let failed = |doing| move |source| PrivateRedisError::DataDir { data_dir: wanted.to_owned(), doing, source };
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(wanted).map_err(failed("making it"))?;
         std::fs::set_permissions(wanted, std::fs::Permissions::from_mode(0o700)).map_err(failed("closing it to others"))?;
@@ -246,7 +267,7 @@ impl Home {
         put_log_aside(&data_dir.join("redis.log")).map_err(failed("putting the log aside"))?;
         let home = Home { data_dir, lock, socket };
         let mut conf = private_file(&home.conf()).map_err(failed("writing redis.conf"))?;
-        conf.set_len(0).and_then(|()| conf.write_all(&home.settings())).map_err(failed("writing redis.conf"))?;
+        conf.set_len(0).and_then(|()| conf.write_all(&home.settings(syncs))).map_err(failed("writing redis.conf"))?;
         Ok(home)
     }
 
@@ -258,7 +279,7 @@ impl Home {
         self.data_dir.join("redis.log")
     }
 
-    fn settings(&self) -> Vec<u8> {
+    fn settings(&self, syncs: Syncs) -> Vec<u8> {
         let mut settings = b"# Written by onejob at every start: changes are lost.\n".to_vec();
         for (name, path) in [("dir", &self.data_dir), ("unixsocket", &self.socket), ("logfile", &self.log())] {
             settings.extend_from_slice(name.as_bytes());
@@ -276,7 +297,7 @@ impl Home {
             // The command line stays as it is: it is how an orphan is recognized.
             "set-proc-title no",
             "appendonly yes",
-            "appendfsync everysec",
+            syncs.setting(),
             "save \"\"",
             "maxmemory-policy noeviction",
         ] {

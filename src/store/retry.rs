@@ -29,7 +29,8 @@ pub(crate) fn is_worth_it(error: &StoreError) -> bool {
             Refusal::Oom | Refusal::NoReplicas | Refusal::ReadOnly | Refusal::Misconf => false,
         },
         StoreError::Ambiguous { .. } => true,
-        StoreError::Fatal { .. } => false,
+        // It was executed: waiting for it once more is the caller's to decide.
+        StoreError::NotDurable { .. } | StoreError::Fatal { .. } => false,
     }
 }
 

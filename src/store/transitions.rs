@@ -9,9 +9,9 @@ use crate::store::call::{Around, Call};
 use crate::store::reply::Reply;
 use crate::store::retry;
 use crate::store::{
-    AskExtended, AskTaken, BeginAttempt, Begun, CancelMode, Canceled, Canceling, Extended, FinishAttempt, Finished, Gone,
-    HasBlobs, Marked, NoteAttempt, NoteReply, PostponeJob, Postponed, Read, Reopened, ResolveAttempt, Resolved, Script, Store,
-    SubmitJob, Submitted, Ticked, Word, WriteAhead, record,
+    AskExtended, AskTaken, BeginAttempt, Begun, CancelMode, Canceled, Canceling, Durable, Extended, FinishAttempt, Finished,
+    Gone, HasBlobs, Marked, NoteAttempt, NoteReply, PostponeJob, Postponed, Read, Reopened, ResolveAttempt, Resolved, Script,
+    Store, SubmitJob, Submitted, Ticked, Word, WriteAhead, record,
 };
 
 /// Appends arguments to a command, each straight into its bytes.
@@ -74,6 +74,15 @@ impl Store {
     /// # Errors
     /// `NotExecuted`: nothing was claimed. `Ambiguous`: the same call again, with the same token, tells.
     pub async fn submit_job(&self, submit: &SubmitJob<'_>) -> Result<Submitted, StoreError> {
+        let (submitted, durable) = self.submit_told(submit).await?;
+        durable.settle(submitted)
+    }
+
+    /// Claims as [`Store::submit_job`] does, and says whether what it tells is durable.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) async fn submit_told(&self, submit: &SubmitJob<'_>) -> Result<(Submitted, Durable), StoreError> {
         let (blob_bytes, body) = body_arguments(submit.input);
         let rules = &submit.rules;
         let sent = submit.begin.sent();
@@ -107,8 +116,8 @@ impl Store {
         let identity = submit.id.identity();
         let around = Around { before: vec![self.hint_due(identity, submit.hint_ms)], after: vec![] };
         let call = self.call(Script::SubmitJob, identity, arguments, submit.token.as_bytes().to_vec());
-        let mut reply = self.run(&call, &around).await?;
-        match reply.status() {
+        let (mut reply, durable) = self.run_told(&call, &around).await?;
+        let submitted = match reply.status() {
             "created" => {
                 let (id, created_ms) = (job_id(&mut reply)?, reply.parse()?);
                 let word = reply.text()?;
@@ -116,14 +125,15 @@ impl Store {
                     "pending" => None,
                     state => Some(state.parse().map_err(|_| reply.unknown_status())?),
                 };
-                Ok(Submitted::Created { id, created_ms, attempt })
+                Submitted::Created { id, created_ms, attempt }
             }
-            "existing" => Ok(Submitted::Existing(Box::new(record::unpack(&reply.bytes()?)?))),
-            "conflict" => Ok(Submitted::Conflict { id: job_id(&mut reply)? }),
-            "gone" => Ok(Submitted::Gone(gone(&mut reply)?)),
-            "collision" => Ok(Submitted::Collision),
-            _ => Err(reply.unknown_status()),
-        }
+            "existing" => Submitted::Existing(Box::new(record::unpack(&reply.bytes()?)?)),
+            "conflict" => Submitted::Conflict { id: job_id(&mut reply)? },
+            "gone" => Submitted::Gone(gone(&mut reply)?),
+            "collision" => Submitted::Collision,
+            _ => return Err(reply.unknown_status()),
+        };
+        Ok((submitted, durable))
     }
 
     /// Takes the one free slot of a job for a new attempt.
@@ -222,6 +232,15 @@ impl Store {
     /// # Errors
     /// `NotExecuted`, `Ambiguous`: keep the result in hand and make the same call again.
     pub async fn finish_attempt(&self, finish: &FinishAttempt<'_>) -> Result<Finished, StoreError> {
+        let (finished, durable) = self.finish_told(finish).await?;
+        durable.settle(finished)
+    }
+
+    /// Finishes as [`Store::finish_attempt`] does, and says whether what it tells is durable.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) async fn finish_told(&self, finish: &FinishAttempt<'_>) -> Result<(Finished, Durable), StoreError> {
         let (blob_bytes, body) = body_arguments(finish.result);
         let (delay_ms, hold_ms) = finish.follow.delays_ms();
         let arguments = arguments![
@@ -252,7 +271,7 @@ impl Store {
             FinishOutcome::Failed | FinishOutcome::Aborted => {}
         }
         let call = self.call(Script::FinishAttempt, identity, arguments, finish.token.as_bytes().to_vec());
-        let mut reply = self.run(&call, &around).await?;
+        let (mut reply, durable) = self.run_told(&call, &around).await?;
         let finished = match reply.status() {
             "won" => {
                 let (version, was, packed) = (reply.parse()?, reply.parse()?, reply.bytes()?);
@@ -272,7 +291,7 @@ impl Store {
         {
             tracing::warn!(%error, %identity, "a hint is lost until the slow scan finds its job");
         }
-        Ok(finished)
+        Ok((finished, durable))
     }
 
     /// Records what somebody outside decided about an unknown attempt.
@@ -483,18 +502,45 @@ impl Store {
     /// # Errors
     /// `NotExecuted`, `Ambiguous`: again. `Fatal`: a record that nobody may interpret; never taken for an absent one.
     pub async fn read_job(&self, identity: Identity) -> Result<Read, StoreError> {
+        let (read, durable) = self.read_once(identity).await?;
+        durable.settle(read)
+    }
+
+    /// Reads a job for somebody outside: an ending is told only once it is durable; until then the job is shown as it stood before.
+    ///
+    /// One round trip where nothing must be durable or the job is open, else two.
+    ///
+    /// # Errors
+    /// As [`Store::read_job`]; and `NotDurable` where the job has ended so long ago that nothing but that could be told.
+    pub async fn read_told(&self, identity: Identity) -> Result<Read, StoreError> {
+        let (read, _) = self.read_once(identity).await?;
+        if self.inner.commit.is_none() || matches!(&read, Read::Found(job) if !job.is_ended()) || read == Read::NotFound {
+            return Ok(read);
+        }
+        let (read, durable) = self.committing().read_once(identity).await?;
+        match (read, durable) {
+            (Read::Found(job), Durable::Short { have, want }) if job.is_ended() => {
+                Ok(Read::Found(Box::new(job.before_its_end(have, want))))
+            }
+            (Read::Gone(_), Durable::Short { have, want }) => Err(StoreError::NotDurable { have, want }),
+            (read, Durable::Yes | Durable::Short { .. }) => Ok(read),
+        }
+    }
+
+    async fn read_once(&self, identity: Identity) -> Result<(Read, Durable), StoreError> {
         let echo = identity.to_string();
         let call = self.call(Script::ReadJob, identity, arguments!["record", echo.as_str()], echo.as_bytes().to_vec());
         // A replica runs it too, and may be behind.
         let asked = if self.inner.nodes.may_answer_as_replica() { vec![redis::cmd("ROLE")] } else { vec![] };
         let around = Around { before: asked, after: vec![] };
-        let mut reply = self.run(&call, &around).await?;
-        match reply.status() {
-            "found" => Ok(Read::Found(Box::new(record::unpack(&reply.bytes()?)?))),
-            "gone" => Ok(Read::Gone(gone(&mut reply)?)),
-            "not_found" => Ok(Read::NotFound),
-            _ => Err(reply.unknown_status()),
-        }
+        let (mut reply, durable) = self.run_told(&call, &around).await?;
+        let read = match reply.status() {
+            "found" => Read::Found(Box::new(record::unpack(&reply.bytes()?)?)),
+            "gone" => Read::Gone(gone(&mut reply)?),
+            "not_found" => Read::NotFound,
+            _ => return Err(reply.unknown_status()),
+        };
+        Ok((read, durable))
     }
 
     fn call(&self, script: Script, identity: Identity, arguments: impl FnOnce(&mut redis::Cmd), echo: Vec<u8>) -> Call {

@@ -652,6 +652,28 @@ async fn the_doctor_finds_an_evicting_redis_bad_and_serve_refuses_it() {
     assert!(refused.stderr.contains("maxmemory-policy"), "{}", refused.stderr);
 }
 
+#[tokio::test]
+async fn the_doctor_says_what_a_level_of_durability_survives_here() {
+    let redis = Redis::start_with(&["--appendonly", "yes", "--appendfsync", "everysec"]).await;
+    let url = format!("redis.url={}", redis.url());
+    let finding = async |level: &str, exit: i32| {
+        let level = format!("redis.durability={level}");
+        let doctor = run(&["--json", "--set", &url, "--set", &level, "doctor"]).await.expect(exit).json();
+        doctor["findings"].as_array().unwrap().iter().find(|finding| finding["check"] == json!("durability")).unwrap().clone()
+    };
+    let memory = finding("memory", 0).await;
+    let found = memory["found"].as_str().unwrap();
+    assert!(memory["verdict"] == "good" && found.contains("appendonly yes, appendfsync everysec"), "{memory}");
+    assert!(found.contains("connected replicas 0, min-replicas-to-write 0, maxmemory-policy noeviction"), "{memory}");
+    assert!(found.contains("it survives a crash of redis"), "{memory}");
+    for (level, short) in [("fsync", "appendfsync is everysec"), ("{ replicated = 1 }", "0 of 1 replicas are connected")] {
+        let bad = finding(level, 6).await;
+        assert!(bad["verdict"] == "bad" && bad["found"].as_str().unwrap().contains(short), "{bad}");
+    }
+    redis.command::<()>(&["CONFIG", "SET", "appendfsync", "always"]).await;
+    assert_eq!(finding("fsync", 0).await["verdict"], "good");
+}
+
 /// A gateway that is away, then unavailable, then there: for as long as it takes, it is the same intent.
 #[tokio::test]
 async fn a_submit_that_is_not_answered_is_sent_again_with_the_same_key() {

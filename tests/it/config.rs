@@ -276,6 +276,25 @@ fn an_unknown_key_is_refused_by_name_from_every_source() {
 }
 
 #[test]
+fn durability_is_a_word_or_a_number_of_replicas() {
+    use onejob::config::Durability;
+    const URL: &str = "[redis]\nurl = \"redis://127.0.0.1\"\n";
+    let level = |line: &str| with(&format!("{URL}{line}")).load().unwrap().redis.durability;
+    assert_eq!(level(""), Durability::Memory);
+    assert_eq!(level("durability = \"memory\""), Durability::Memory);
+    assert_eq!(level("durability = \"fsync\""), Durability::Fsync);
+    assert_eq!(level("durability = { replicated = 2 }"), Durability::Replicated(2));
+    let said = with(URL).variable("ONEJOB_REDIS__DURABILITY", "{ replicated = 3 }").load().unwrap();
+    assert_eq!(said.redis.durability, Durability::Replicated(3));
+    // What nobody can keep, or what would keep anything from being sent.
+    let private = with("[redis]\ndurability = { replicated = 1 }").problem();
+    assert_eq!((private.key.as_str(), private.what.as_str()), ("redis.durability", "a private Redis has no replica"));
+    let slow = with("[redis]\ndurability = \"fsync\"\ndurability_timeout = \"5s\"").problem();
+    assert!(slow.key == "redis.durability_timeout" && slow.what.contains("12s 500ms"), "{slow}");
+    with("[redis]\ndurability_timeout = \"9s\"").load().unwrap();
+}
+
+#[test]
 fn everything_wrong_is_told_at_once_each_on_its_line() {
     let given = given(
         r#"
@@ -758,6 +777,8 @@ fn every_number_and_time_has_limits() {
         ("redis.pool_max", &["0", "2", "1025"]),
         ("redis.connect_timeout", &["0s"]),
         ("redis.response_timeout", &["0s"]),
+        ("redis.durability", &["disk", "{ replicated = 0 }", "{ replicated = 17 }", "{ replicated = 1 }", "{ copies = 1 }"]),
+        ("redis.durability_timeout", &["0s", "367d"]),
         ("redis.data_dir", &[""]),
         ("runtime.sweep", &["0s"]),
         ("runtime.drain", &["367d"]),

@@ -13,7 +13,7 @@ use hyper_util::rt::TokioExecutor;
 use onejob::config::{ProviderEntry, Role};
 use onejob::fingerprint::sha256;
 use onejob::job::{Class, Owner, Rules};
-use onejob::policy::{FailoverOn, Gate, Plan, Reconcile};
+use onejob::policy::{Effects, FailoverOn, Gate, Plan, Reconcile};
 use onejob::provider::http::{HttpOptions, HttpProvider};
 use onejob::provider::simulated::Simulated;
 use onejob::runtime::{ProviderSlot, Route, Runtime, RuntimeOptions};
@@ -190,6 +190,7 @@ pub fn route(name: &str, class: Class, providers: &[&str]) -> Route {
     Route {
         name: name.to_owned(),
         class,
+        effects: Effects::External,
         providers: providers.iter().map(|name| (*name).to_owned()).collect(),
         deadline: Some(Duration::from_secs(120)),
         rules: rules(class),

@@ -18,6 +18,7 @@ mod cluster;
 mod config;
 mod dashboards;
 mod duplicates;
+mod durability;
 mod fleet;
 mod http_attempts;
 mod http_auth;

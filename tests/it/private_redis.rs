@@ -4,13 +4,13 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use onejob::store::private_redis::{PrivateRedis, PrivateRedisError, PrivateRedisOptions};
+use onejob::store::private_redis::{PrivateRedis, PrivateRedisError, PrivateRedisOptions, Syncs};
 use redis::AsyncCommands as _;
 
 use crate::support::until;
 
 fn on(data_dir: &Path) -> PrivateRedisOptions {
-    PrivateRedisOptions { data_dir: data_dir.to_owned(), server: None }
+    PrivateRedisOptions { data_dir: data_dir.to_owned(), server: None, syncs: Syncs::EverySecond }
 }
 
 async fn start(data_dir: &Path) -> PrivateRedis {
@@ -179,7 +179,8 @@ async fn a_path_with_spaces_and_signs_is_a_url_that_clients_understand() {
 async fn without_a_redis_server_it_says_how_to_install_one() {
     let home = tempfile::tempdir().unwrap();
     let missing = home.path().join("no/redis-server");
-    let options = PrivateRedisOptions { data_dir: home.path().join("data"), server: Some(missing.clone()) };
+    let options =
+        PrivateRedisOptions { data_dir: home.path().join("data"), server: Some(missing.clone()), syncs: Syncs::EverySecond };
     let error = PrivateRedis::start(options).await.unwrap_err().to_string();
     assert!(error.contains("apt-get install redis-server") && error.contains(missing.to_str().unwrap()), "{error}");
     assert_eq!(error.lines().count(), 1);
@@ -194,7 +195,8 @@ fn program(home: &Path, script: &str) -> PathBuf {
 }
 
 async fn refusal(home: &Path, script: &str) -> PrivateRedisError {
-    let options = PrivateRedisOptions { data_dir: home.join("data"), server: Some(program(home, script)) };
+    let options =
+        PrivateRedisOptions { data_dir: home.join("data"), server: Some(program(home, script)), syncs: Syncs::EverySecond };
     PrivateRedis::start(options).await.unwrap_err()
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use onejob::attempt::AttemptState;
 use onejob::job::{Class, Job, JobId, Key, Owner, Rules};
-use onejob::policy::{FailoverOn, Gate, Plan, Reconcile};
+use onejob::policy::{Effects, FailoverOn, Gate, Plan, Reconcile};
 use onejob::provider::http::{HttpOptions, HttpProvider};
 use onejob::provider::simulated::{Simulated, SimulatedOptions};
 use onejob::provider::{Provider, Request};
@@ -73,6 +73,7 @@ impl Shop {
             route: Route {
                 name: "print".to_owned(),
                 class: Class::Exclusive,
+                effects: Effects::External,
                 providers: vec!["inkjet".to_owned()],
                 deadline: Some(Duration::from_secs(60)),
                 rules: rules(),

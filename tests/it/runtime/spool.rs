@@ -10,7 +10,7 @@ use onejob::attempt::AttemptState::{Failed, Succeeded};
 use onejob::job::{JobId, JobState};
 use onejob::provider::Response;
 use onejob::runtime::{Drained, Replayed, Runtime, RuntimeOptions, SpoolOptions};
-use onejob::store::private_redis::{PrivateRedis, PrivateRedisOptions};
+use onejob::store::private_redis::{PrivateRedis, PrivateRedisOptions, Syncs};
 use onejob::store::{Store, StoreOptions};
 use tempfile::TempDir;
 
@@ -84,7 +84,7 @@ async fn a_result_that_redis_did_not_take_is_stored_by_the_next_gateway() {
     let shop = Shop::open().await;
     let (home, dir) = (closed(), closed());
     let spool = dir.path().join("made/spool");
-    let options = PrivateRedisOptions { data_dir: home.path().to_owned(), server: None };
+    let options = PrivateRedisOptions { data_dir: home.path().to_owned(), server: None, syncs: Syncs::EverySecond };
     let redis = PrivateRedis::start(options.clone()).await.unwrap();
     let url = redis.url().to_owned();
     let change = |url: String| {

@@ -102,7 +102,7 @@ impl Site {
         );
         std::fs::write(&config, toml).expect("a configuration");
         let mut command = Command::new(env!("CARGO_BIN_EXE_onejob"));
-        for name in ["ONEJOB_GATEWAY", "ONEJOB_LOG", "ONEJOB_TOKEN", "ONEJOB_FAILPOINT"] {
+        for name in ["ONEJOB_GATEWAY", "ONEJOB_LOG", "ONEJOB_TOKEN", "ONEJOB_FAILPOINT", "ONEJOB_DURABILITY_INTENTS"] {
             command.env_remove(name);
         }
         command.env(WEBHOOK_VARIABLE, WEBHOOK_SECRET);

@@ -171,7 +171,12 @@ fn method(script: &Script) -> String {
     let methods = ["src/store/transitions.rs", "src/store/protection.rs", "src/store/certificates.rs"]
         .map(|path| read(&root().join(path)))
         .concat();
-    between(&methods, &format!("pub async fn {}(", script.name), "\n    }\n").to_owned()
+    let body = between(&methods, &format!("pub async fn {}(", script.name), "\n    }\n");
+    // One whose caller may want to know how durable its answer is stands in a method of its own.
+    match body.split_once("let (").filter(|_| body.contains("durable.settle(")) {
+        Some((_, told)) => between(&methods, &format!("async fn {}(", between(told, "self.", "(")), "\n    }\n").to_owned(),
+        None => body.to_owned(),
+    }
 }
 
 #[test]
