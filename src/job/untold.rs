@@ -42,6 +42,7 @@ impl Job {
     }
 
     /// Whether its ending is there and may not be told yet.
+    #[cfg(feature = "gateway")]
     pub(crate) fn is_untold(&self) -> bool {
         !self.is_ended() && self.reason.starts_with(UNTOLD)
     }
