@@ -274,6 +274,17 @@ pub struct Certificate {
     pub evidence: String,
 }
 
+impl Certificate {
+    /// How what answered differs from what is certified, in words; `None` where it does not, or one of the two is not named.
+    pub fn drift(&self, model: &str, build: &str) -> Option<String> {
+        let pairs = [("model", model, self.answered_by.as_str()), ("build", build, self.fingerprint.as_str())];
+        let differs =
+            |(_, answers, certified): &(_, &str, &str)| !answers.is_empty() && !certified.is_empty() && answers != certified;
+        let (what, answers, certified) = pairs.into_iter().find(differs)?;
+        Some(format!("{what} {answers:?} answered, {certified:?} is certified"))
+    }
+}
+
 /// Whether a certificate is good, beside its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -280,13 +280,11 @@ enum Answers {
 }
 
 fn answers(standing: &Certificate, report: &Report) -> Answers {
-    let pairs = [("model", &report.model, &standing.answered_by), ("build", &report.build, &standing.fingerprint)];
-    let pairs = pairs.into_iter().filter(|(_, answers, certified)| !certified.is_empty() && answers != certified);
-    let (unnamed, other): (Vec<_>, Vec<_>) = pairs.partition(|(_, answers, _)| answers.is_empty());
-    if let Some((what, answers, certified)) = other.first() {
-        return Answers::Otherwise(format!("{what} {answers:?} answered, {certified:?} is certified"));
+    if let Some(drift) = standing.drift(&report.model, &report.build) {
+        return Answers::Otherwise(drift);
     }
-    match unnamed.first() {
+    let pairs = [("model", &report.model, &standing.answered_by), ("build", &report.build, &standing.fingerprint)];
+    match pairs.into_iter().find(|(_, answers, certified)| answers.is_empty() && !certified.is_empty()) {
         Some((what, _, certified)) => Answers::Unnamed(format!("{what} {certified:?} is certified, and the answers name none")),
         None => Answers::AsCertified,
     }

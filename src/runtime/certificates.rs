@@ -376,7 +376,7 @@ impl Suspicion {
                     }
                 };
                 let own = kept.iter().find(|one| one.certificate.id == self.certificate);
-                match own.and_then(|one| drift(&one.certificate, &model, &build)) {
+                match own.and_then(|one| one.certificate.drift(&model, &build)) {
                     Some(reason) => ("drift", reason),
                     None => return,
                 }
@@ -412,17 +412,6 @@ impl Suspicion {
         tracing::warn!(route, provider, certificate, %error, ?pause, "a certificate that may be untrue stands: again after a pause");
         ControlFlow::Continue(())
     }
-}
-
-/// How what answered differs from what is certified.
-fn drift(certificate: &Certificate, model: &str, build: &str) -> Option<String> {
-    let Certificate { answered_by, fingerprint, .. } = certificate;
-    for (what, answers, certified) in [("model", model, answered_by), ("build", build, fingerprint)] {
-        if !answers.is_empty() && !certified.is_empty() && answers != certified {
-            return Some(format!("{what} {answers:?} answered, {certified:?} is certified"));
-        }
-    }
-    None
 }
 
 /// Which build of its model answered, by its own word; `""` if it does not say. A stream says so in one of its first events.
