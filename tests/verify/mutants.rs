@@ -9,6 +9,7 @@ use onejob::store::Script;
 use stateright::HasDiscoveries;
 
 use crate::compose::compose;
+use crate::document::leave;
 use crate::explore::{Play, SHORT, explore};
 use crate::host::Host;
 use crate::properties::Broken;
@@ -331,7 +332,7 @@ fn layer_1_finds_every_mutant_that_makes_an_intent_be_executed_twice() {
 #[test]
 #[ignore = "minutes: make verify"]
 fn the_table_of_mutants() {
-    println!("\n| mutant | file | layer 2, after | layer 1, what breaks |\n|---|---|---:|---|");
+    let mut table = String::from("| mutant | file | layer 2, after | layer 1, what breaks |\n|---|---|---:|---|\n");
     for (place, mutant) in MUTANTS.iter().enumerate() {
         let (calls, _) = noticed(place).unwrap_or_else(|| panic!("{} lives", mutant.name));
         let harm = mutant.harm.map_or("–".to_owned(), |(world, flag)| {
@@ -339,7 +340,8 @@ fn the_table_of_mutants() {
             let (states, _) = found.unwrap_or_else(|| panic!("in {world:?}, {} does no harm", mutant.name));
             format!("{} ({states} states of {world:?})", mutant.breaks().unwrap_or_default())
         });
-        println!("| {} | `{}` | {calls} calls | {harm} |", mutant.name, mutant.file);
+        table.push_str(&format!("| {} | `{}` | {calls} calls | {harm} |\n", mutant.name, mutant.file));
     }
-    println!("\n{} of {0} killed", MUTANTS.len());
+    leave("mutants", &table);
+    println!("{} of {0} killed", MUTANTS.len());
 }

@@ -17,6 +17,7 @@ use onejob::job::Class;
 use onejob::store::{CancelMode, Follow, Word};
 
 use crate::calls::{arguments, echo, words};
+use crate::document::leave;
 use crate::host::{Host, Ran, Stored};
 use crate::model::Model;
 use crate::mutants;
@@ -379,11 +380,13 @@ fn every_short_sequence_on_a_race_is_answered_as_specified() {
 #[ignore = "minutes: make verify"]
 fn the_long_form() {
     let host = mutants::host(None);
-    println!("\n| job | steps | states | calls compared | sequences | runs of a script | of them with a command that fails |");
-    println!("|---|---:|---:|---:|---:|---:|---:|");
+    let mut table = "| job | steps | states | calls compared | sequences | runs of a script | of them with a command that fails |\n\
+                     |---|---:|---:|---:|---:|---:|---:|\n"
+        .to_owned();
     for scene in [Class::Exclusive, Class::Race].into_iter().flat_map(scenes) {
         let Tried { states, calls, sequences, failed, runs } =
             scene.explore(&host, LONG).unwrap_or_else(|(_, what)| panic!("{scene:?}: {what}"));
-        println!("| {} | {LONG} | {states} | {calls} | {sequences} | {runs} | {failed} |", scene.name());
+        table.push_str(&format!("| {} | {LONG} | {states} | {calls} | {sequences} | {runs} | {failed} |\n", scene.name()));
     }
+    leave("sequences", &table);
 }
