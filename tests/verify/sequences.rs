@@ -350,7 +350,7 @@ fn sequences(edges: &[Vec<u32>], length: usize) -> u128 {
 /// How long the sequences of the short form are.
 pub const SHORT: usize = 4;
 /// And those of the long one.
-pub const LONG: usize = 5;
+pub const LONG: usize = 6;
 
 /// The jobs that sequences are played with, of one class.
 fn scenes(class: Class) -> [Scene; 2] {
