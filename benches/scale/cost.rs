@@ -10,6 +10,7 @@ use futures_util::stream::{self, TryStreamExt as _};
 use onejob::job::{Body, Identity, Payload, Rules, SHARDS};
 use onejob::store::{Begin, BeginAttempt, Begun, Extended, Marked, Read, Script, Store, Submitted, Ticked, WriteAhead};
 
+use crate::arithmetic::Costs;
 use crate::claims::{self, Claim, JobShape, Keys, RESULT_BYTES};
 use crate::part::{self, Gateway};
 use crate::private::Redis;
@@ -130,7 +131,7 @@ fn due_now(redis: &Redis, now_ms: u64) -> Result<u64> {
 }
 
 /// The tables of this part: scripts, sweeps, memory.
-pub(crate) async fn measure(jobs: u64) -> Result<Vec<Table>> {
+pub(crate) async fn measure(jobs: u64, costs: &mut Costs) -> Result<Vec<Table>> {
     let redis = Redis::start().await?;
     let (store, keys) = (claims::store(&redis.url()).await?, Keys::new());
     let mut scripts = Table::new(
@@ -176,6 +177,7 @@ pub(crate) async fn measure(jobs: u64) -> Result<Vec<Table>> {
         Ok(vec![grouped(all), grouped(open_jobs), grouped(keys), grouped(hints(&redis)?), mb(used), format!("{bytes:.0}")])
     };
     memory.row(row(open_jobs, open_jobs, used - used_before)?);
+    costs.open_bytes = (used - used_before) as f64 / open_jobs as f64;
     let began = Instant::now();
     let mut filling = Duration::ZERO;
     for level in [jobs / 100, jobs / 10, jobs] {
@@ -185,6 +187,7 @@ pub(crate) async fn measure(jobs: u64) -> Result<Vec<Table>> {
         there = level;
         let grown = redis.used_memory()?.saturating_sub(used);
         memory.row(row(level + open_jobs, added, grown)?);
+        costs.kept_bytes = grown as f64 / added as f64;
         scripts.row([vec![grouped(level), grouped(open_jobs)], time_scripts(&redis, &store, &keys).await?].concat());
         time_sweeps(&redis, &store, &identities, level, &mut sweeps).await?;
         used = redis.used_memory()?;

@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use futures_util::future::try_join_all;
-use onejob::job::{Identity, JobState};
+use onejob::job::{Identity, JobState, SHARDS};
 use onejob::store::Read;
 
+use crate::arithmetic::Costs;
 use crate::claims::{self, Keys};
 use crate::cost;
 use crate::part::{self, Gateway};
@@ -24,8 +25,12 @@ const LAPSED: u64 = 1_000;
 /// From their claim to that moment: all are claimed by then, and being watched.
 const LAPSE_MS: u64 = 2_000;
 const WINDOW: Duration = Duration::from_secs(4);
+/// Ends of jobs that are told.
+const MESSAGES: u64 = 100_000;
+/// Lanes of the store here.
+const OWN_LANES: usize = 2;
 
-pub(crate) async fn measure(jobs: u64) -> Result<Table> {
+pub(crate) async fn measure(jobs: u64, costs: &mut Costs) -> Result<[Table; 2]> {
     let redis = Redis::start().await?;
     let (store, keys) = (claims::store(&redis.url()).await?, Keys::new());
     let open_jobs = OPEN_MAX.min(jobs / 20);
@@ -43,6 +48,17 @@ pub(crate) async fn measure(jobs: u64) -> Result<Table> {
             "commands for each due",
         ],
     );
+    let mut wakeups = Table::new(
+        "scale-wakeups",
+        &[
+            "gateways",
+            "redis CPU µs a message",
+            "all gateways' CPU µs a message",
+            "bytes out a message",
+            "connections of each gateway",
+        ],
+    );
+    let mut told = Vec::new();
     for count in GATEWAYS {
         let gateways = try_join_all((0..count).map(|_| Gateway::start(&redis, part::NOBODY))).await?;
         // Each has swept once, so that beginnings are not measured.
@@ -77,12 +93,55 @@ pub(crate) async fn measure(jobs: u64) -> Result<Table> {
             of_each().max().unwrap_or(0).to_string(),
             format!("{:.1}", (busy.commands() as f64 - a_second * all_seconds) / LAPSED as f64),
         ]);
+        let (redis_us, gateways_us, row) = told_to_all(&redis, &gateways).await?;
+        told.push((count as f64, redis_us, gateways_us));
+        wakeups.row(row);
         drop(gateways);
     }
     table.note(&format!(
         "{} jobs are open and not due. A look is a call of `tick_job`; commands are those that clients send, as `MONITOR` shows them.",
         grouped(open_jobs)
     ))?;
+    wakeups.note(&format!(
+        "{} messages of the kind that each end of a job is told to all gateways by; nobody waits for any of these jobs.",
+        grouped(MESSAGES)
+    ))?;
+    if let (Some(fewest), Some(most)) = (told.first(), told.last()) {
+        costs.told_redis_us = ((most.1 - fewest.1) / (most.0 - fewest.0)).max(0.0);
+        costs.told_gateway_us = most.2 / most.0;
+    }
     store.close().await;
-    Ok(table)
+    Ok([table, wakeups])
+}
+
+/// What it costs that every gateway hears of every job: processor time of Redis and of all gateways, bytes, connections.
+async fn told_to_all(redis: &Redis, gateways: &[Gateway]) -> Result<(f64, f64, Vec<String>)> {
+    let mut connection = redis::Client::open(redis.url())?.get_multiplexed_async_connection().await?;
+    let spent = || gateways.iter().map(Gateway::cpu).sum::<Result<Duration>>();
+    let (cpu_before, before) = (spent()?, Stats::read(redis)?);
+    let numbers: Vec<u64> = (0..MESSAGES).collect();
+    for some in numbers.chunks(100) {
+        let mut pipeline = redis::pipe();
+        for number in some {
+            let shard = number % u64::from(SHARDS);
+            pipeline.cmd("PUBLISH").arg(format!("oj:done:{{{shard:02x}}}")).arg(format!("{number:017x}{shard:02x}")).ignore();
+        }
+        pipeline.query_async::<()>(&mut connection).await?;
+    }
+    // What is on its way is read and forgotten.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let (delta, cpu) = (before.until_now(redis)?, spent()? - cpu_before);
+    let of_each = |spent: Duration| spent.as_secs_f64() * 1e6 / MESSAGES as f64;
+    let clients: String = redis.ask(&["INFO", "clients"])?;
+    let connected = clients.lines().find_map(|line| line.strip_prefix("connected_clients:")).context("INFO tells its clients")?;
+    // This connection, the one that asks, and the store's own.
+    let theirs = connected.trim().parse::<usize>()?.saturating_sub(2 + OWN_LANES);
+    let row = vec![
+        gateways.len().to_string(),
+        format!("{:.1}", of_each(delta.cpu)),
+        format!("{:.1}", of_each(cpu)),
+        format!("{:.0}", delta.net_out as f64 / MESSAGES as f64),
+        format!("{:.1}", theirs as f64 / gateways.len() as f64),
+    ];
+    Ok((of_each(delta.cpu), of_each(cpu), row))
 }

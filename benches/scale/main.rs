@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
+mod arithmetic;
 #[path = "../ceilings/claims.rs"]
 mod claims;
 mod client;
@@ -27,6 +28,7 @@ mod provider;
 mod stats;
 mod tables;
 
+use arithmetic::Costs;
 use tables::Table;
 
 /// The least that a level of a hundredth of them makes sense with.
@@ -104,14 +106,17 @@ fn arguments(mut words: impl Iterator<Item = String>) -> Result<Option<Arguments
 
 async fn run(arguments: &Arguments) -> Result<Vec<Table>> {
     let wanted = |part: &str| arguments.only.is_empty() || arguments.only.iter().any(|only| only == part);
-    let mut tables = Vec::new();
+    let (mut tables, mut costs) = (Vec::new(), Costs::default());
     for part in ["cost", "gateways", "sweepers"].into_iter().filter(|part| wanted(part)) {
         eprintln!("{part} …");
         match part {
-            "cost" => tables.extend(cost::measure(arguments.jobs).await?),
-            "gateways" => tables.push(phases::measure(arguments.phase).await?),
-            _ => tables.push(idle::measure(arguments.jobs).await?),
+            "cost" => tables.extend(cost::measure(arguments.jobs, &mut costs).await?),
+            "gateways" => tables.push(phases::measure(arguments.phase, &mut costs).await?),
+            _ => tables.extend(idle::measure(arguments.jobs, &mut costs).await?),
         }
+    }
+    if arguments.only.is_empty() {
+        tables.push(arithmetic::table(&costs));
     }
     if tables.is_empty() {
         bail!("there is no part {:?}\n{USAGE}", arguments.only);

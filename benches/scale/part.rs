@@ -22,7 +22,7 @@ listen = "127.0.0.1:0"
 [redis]
 response_timeout = "2s"
 [runtime]
-lease = "5s"
+lease = "6s"
 lease_margin = "1s"
 [provider.works]
 base_url = "PROVIDER"

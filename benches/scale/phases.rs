@@ -8,6 +8,7 @@ use futures_util::stream::{self, TryStreamExt as _};
 use onejob::job::JobId;
 use onejob::store::{Read, Store};
 
+use crate::arithmetic::Costs;
 use crate::claims;
 use crate::client::{Clients, Told};
 use crate::part::Gateway;
@@ -38,7 +39,7 @@ const PHASES: [Phase; 3] = [
     Phase { name: "4, one killed (-9) after 3 s", gateways: 4, kills: true },
 ];
 
-pub(crate) async fn measure(length: Duration) -> Result<Table> {
+pub(crate) async fn measure(length: Duration, costs: &mut Costs) -> Result<Table> {
     let redis = Redis::start().await?;
     let provider = Provider::start().await?;
     let store = claims::store(&redis.url()).await?;
@@ -93,6 +94,12 @@ pub(crate) async fn measure(length: Duration) -> Result<Table> {
         told.sort_unstable_by_key(|told| told.took);
         let jobs = told.len() as f64;
         let at = |part: f64| told[((jobs * part) as usize).min(told.len() - 1)].took.as_secs_f64() * 1e3;
+        if !phase.kills {
+            costs.heard_by = gateways.len() as f64;
+            costs.redis_us = delta.cpu.as_secs_f64() * 1e6 / jobs;
+            costs.gateway_us = cpu.as_secs_f64() * 1e6 / jobs;
+            (costs.redis_bytes_in, costs.redis_bytes_out) = (delta.net_in as f64 / jobs, delta.net_out as f64 / jobs);
+        }
         table.row(vec![
             phase.name.to_owned(),
             // The last answer comes late where somebody was killed; the jobs came in the phase.
