@@ -1,6 +1,6 @@
 # onejob: every command of the house. `make` alone shows this list. Needs Rust (rust-version in Cargo.toml) and, for packages, apt-get.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-bench run test lint fmt unit cluster-suite series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify verify worlds sequences random durability
+.PHONY: help setup setup-run setup-bench run test lint fmt unit cluster-suite series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify verify worlds sequences random durability scale
 CARGO_DENY_VERSION := 0.20.2
 # Tests kill gateways at these points. What is run, and what is released, is built without.
 POINTS := --features failpoints
@@ -24,6 +24,10 @@ setup-run:
 
 bench: setup-bench  ## compare with what this machine can do at most: redis-benchmark, axum, nginx; some minutes, in release
 	cargo bench --bench ceilings -- --json target/ceilings.json $(BENCH)
+
+scale: setup-run  ## cost per job beside a million others, gateways that come and die, idle sweepers: the tables of docs/SCALING.md; SCALE_JOBS=N shortens it
+	cargo bench --bench scale -- --markdown target/scale.md --json target/scale.json --document docs/SCALING.md \
+		$(if $(SCALE_JOBS),--jobs $(SCALE_JOBS)) $(SCALE)
 
 setup-bench: setup-run
 	@./.ci/package redis-benchmark redis-tools

@@ -54,7 +54,7 @@ pub use certificates::{CertificateEvent, Certified, EVIDENCE_BYTES_MAX, Issued, 
 pub use check::{Checked, RedisFacts};
 pub use commit::{Durability, Durable};
 pub use hints::Hint;
-pub(crate) use hints::{ScanPlace, Which};
+pub(crate) use hints::{ScanPlace, Turn as DueTurn, Which};
 pub(crate) use lineage::Lineage;
 pub use nodes::Kind as RedisKind;
 pub use protection::{

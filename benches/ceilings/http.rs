@@ -12,10 +12,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 
 use crate::Bounds;
+use crate::claims::RESULT_BYTES;
 use crate::constant::{Answer, Constant};
-use crate::library::RESULT_BYTES;
+use crate::private::Redis;
 use crate::process::{self, Part};
-use crate::redis_side::Redis;
 use crate::report::{Aim, Report, Side};
 
 /// Connections of `wrk`, kept alive.

@@ -2,136 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use onejob::attempt::AttemptToken;
-use onejob::fingerprint::{digest, second_half, sha256};
-use onejob::job::{Body, Class, Identity, JobId, JobState, Key, Owner, Payload, Rules};
+use onejob::job::{Class, JobState, Key};
 use onejob::policy::{Effects, Gate, Plan, Reconcile};
 use onejob::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request, Response};
 use onejob::runtime::{ProviderSlot, Route, Runtime, RuntimeOptions, Submission, WaitFor};
-use onejob::store::{Begin, Store, StoreOptions, SubmitJob, Submitted, WriteAhead};
+use onejob::store::{Store, Submitted};
 
-use crate::redis_side::{self, MANY, ONE, Redis};
+use crate::claims::{JobShape, Keys, PATIENCE, RESULT_BYTES, claim, rules, store};
+use crate::private::Redis;
+use crate::redis_side::{self, MANY, ONE};
 use crate::report::{Aim, Report, Side};
 use crate::{Bounds, constant, process};
 
 /// Tasks that submit at once.
 pub(crate) const TASKS: usize = 256;
-/// How long a call may wait: the machine may be busy with something else.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Calls that warm up connections and caches before anything is measured.
 const WARM_UP: Duration = Duration::from_millis(200);
-/// The size of an input's and a result's body, where nothing else is said.
-pub(crate) const INPUT_BYTES: usize = 40;
-pub(crate) const RESULT_BYTES: usize = 280;
-
-/// The job that everything here submits: each side of a comparison takes its arguments from it.
-pub(crate) struct JobShape {
-    pub(crate) owner: Owner,
-    pub(crate) route: &'static str,
-    pub(crate) rules: Rules,
-    pub(crate) deadline_ms: u64,
-    pub(crate) input_head: &'static str,
-    pub(crate) input: Arc<[u8]>,
-    pub(crate) lease_ms: u64,
-    pub(crate) provider: &'static str,
-    pub(crate) gateway: &'static str,
-    pub(crate) url: &'static str,
-}
-
-impl Default for JobShape {
-    fn default() -> Self {
-        JobShape {
-            owner: Owner::new("shop").expect("visible ASCII"),
-            route: "print",
-            rules: rules(),
-            deadline_ms: 300_000,
-            input_head: " \ncontent-type: application/json",
-            input: input(),
-            lease_ms: 15_000,
-            provider: "laser",
-            gateway: "gateway-1-4f1a2b",
-            url: "http://laser.example/v1/prints",
-        }
-    }
-}
-
-fn rules() -> Rules {
-    const DAY_MS: u64 = 86_400_000;
-    Rules {
-        attempts_max: 3,
-        race_max: 1,
-        race_after_ms: 0,
-        key_life_ms: DAY_MS,
-        retention_ms: DAY_MS,
-        releases_on_failure: false,
-        quarantine_ms: 171_000,
-    }
-}
-
-fn input() -> Arc<[u8]> {
-    let input = br#"{"file":"invoice-000001.pdf","copies":1}"#;
-    debug_assert_eq!(input.len(), INPUT_BYTES);
-    Arc::from(&input[..])
-}
-
-pub(crate) async fn store(url: &str) -> Result<Store> {
-    let patient = StoreOptions { connect_timeout: PATIENCE, response_timeout: PATIENCE, ..StoreOptions::new(url) };
-    Ok(Store::connect(patient).await?.0)
-}
-
-/// Claims one key.
-pub(crate) async fn claim(store: &Store, shape: &JobShape, key: &Key) -> Result<(JobId, AttemptToken, u64, Submitted)> {
-    let digest = digest(shape.owner.as_str(), key.as_str());
-    let id = JobId::new(store.now_ms(), Identity::of(&digest));
-    let token = AttemptToken::random();
-    let hint_ms = store.now_ms() + shape.lease_ms;
-    let input = Payload { head: shape.input_head.to_owned(), body: Body::Inline(Arc::clone(&shape.input)) };
-    let request_hash = digest;
-    let submit = SubmitJob {
-        id,
-        digest: second_half(&digest),
-        fingerprint: second_half(&sha256(&shape.input)),
-        owner: &shape.owner,
-        route: shape.route,
-        class: Class::Exclusive,
-        deadline_ms: shape.deadline_ms,
-        rules: shape.rules,
-        input: &input,
-        token,
-        lease_ms: shape.lease_ms,
-        hint_ms,
-        gateway: shape.gateway,
-        begin: Begin::Running {
-            provider: shape.provider,
-            sent: WriteAhead { url: shape.url, request_hash: &request_hash, certificate: "" },
-        },
-    };
-    let submitted = store.submit_job(&submit).await?;
-    Ok((id, token, hint_ms, submitted))
-}
-
-/// Keys that nobody has used before.
-#[derive(Clone)]
-pub(crate) struct Keys {
-    run: Arc<str>,
-    next: Arc<AtomicU64>,
-}
-
-impl Keys {
-    pub(crate) fn new() -> Self {
-        let run = uuid::Uuid::new_v4().simple().to_string();
-        Keys { run: Arc::from(&run[..12]), next: Arc::new(AtomicU64::new(0)) }
-    }
-
-    pub(crate) fn next(&self) -> Key {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        Key::new(&format!("{}-{number}", self.run)).expect("digits are visible ASCII")
-    }
-}
 
 /// Runs something in so many tasks, again and again until the window is over; tells rate, latencies and what each process spent.
 pub(crate) async fn load<F, W>(tasks: usize, window: Duration, servers: &[(&str, u32)], work: W) -> Result<Side>
@@ -175,7 +64,7 @@ async fn submits(store: &Store, keys: &Keys, tasks: usize, window: Duration, red
     load(tasks, window, &[("redis", redis.part.pid)], move || {
         let (store, key, shape) = (store.clone(), keys.next(), Arc::clone(&shape));
         async move {
-            match claim(&store, &shape, &key).await?.3 {
+            match claim(&store, &shape, &key).await?.submitted {
                 Submitted::Created { .. } => Ok(()),
                 other => bail!("a new key was answered {other:?}"),
             }

@@ -12,10 +12,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
+mod claims;
 mod constant;
 mod http;
 mod library;
 mod memory;
+mod private;
 mod process;
 mod redis_side;
 mod report;

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyhow::{Result, bail};
-use onejob::attempt::FinishOutcome;
+use anyhow::Result;
 use onejob::job::{Body, Payload};
-use onejob::store::{FinishAttempt, Finished, Follow, Tell};
 
 use crate::Bounds;
-use crate::library::{self, INPUT_BYTES, JobShape, Keys, TASKS};
-use crate::redis_side::Redis;
+use crate::claims::{self, INPUT_BYTES, JobShape, Keys};
+use crate::library::{self, TASKS};
+use crate::private::Redis;
 use crate::report::{Aim, Report};
 
 /// Sizes of a result's body: the allocator has classes, and one size may just fit or just not.
@@ -22,7 +21,7 @@ pub(crate) async fn finished_jobs(bounds: Bounds, report: &mut Report) -> Result
     let (mut overheads, mut keys_bytes) = (Vec::new(), Vec::new());
     for size in RESULT_SIZES {
         let redis = Redis::start().await?;
-        let store = library::store(&redis.url()).await?;
+        let store = claims::store(&redis.url()).await?;
         let (keys, left) = (Keys::new(), Arc::new(AtomicU64::new(bounds.jobs)));
         let before = redis.used_memory()?;
         let mut tasks = Vec::with_capacity(TASKS);
@@ -37,25 +36,8 @@ pub(crate) async fn finished_jobs(bounds: Bounds, report: &mut Report) -> Result
             let shape = JobShape::default();
             tasks.push(tokio::spawn(async move {
                 while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
-                    let (job, token, hint_ms, _) = library::claim(&store, &shape, &keys.next()).await?;
-                    let finish = FinishAttempt {
-                        job,
-                        number: 1,
-                        token,
-                        outcome: FinishOutcome::Succeeded,
-                        result: &result,
-                        reason: "",
-                        remote_id: "",
-                        model: "",
-                        follow: Follow::End,
-                        hint_ms: Some(hint_ms),
-                        strip_at_ms: None,
-                        tell: Tell::Nothing,
-                    };
-                    match store.finish_attempt(&finish).await? {
-                        Finished::Won { .. } => {}
-                        other => bail!("a result was answered {other:?}"),
-                    }
+                    let claim = claims::claim(&store, &shape, &keys.next()).await?;
+                    claims::finish(&store, &claim, Some(claim.hint_ms), &result).await?;
                 }
                 anyhow::Ok(())
             }));

@@ -1,15 +1,16 @@
-//! A Redis of the run's own, and `redis-benchmark` with the very same script and arguments that the library sends.
+//! `redis-benchmark` on a Redis of the run's own, with the very same script and arguments that the library sends.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use onejob::store::Script;
-use tempfile::TempDir;
 use tokio::process::Command;
 
-use crate::process::{self, Part};
+use crate::Bounds;
+use crate::claims::JobShape;
+use crate::private::Redis;
+use crate::process;
 use crate::report::{Report, Side};
-use crate::{Bounds, library};
 
 /// `redis-benchmark` writes twelve digits for this, others at each place.
 const RANDOM: &str = "__rand_int__";
@@ -18,51 +19,7 @@ const RANDOM_RANGE: &str = "2147483647";
 /// Calls of the run that finds out how many fit into a window.
 const CALIBRATION: u64 = 4_000;
 
-/// A private Redis that keeps nothing on disk.
-pub(crate) struct Redis {
-    pub(crate) part: Part,
-    client: redis::Client,
-    socket: String,
-    _directory: TempDir,
-}
-
 impl Redis {
-    pub(crate) async fn start() -> Result<Redis> {
-        let directory = process::directory()?;
-        let socket = directory.path().join("redis.sock").display().to_string();
-        let mut command = Command::new("redis-server");
-        command.args(["--port", "0", "--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction", "--unixsocket"]);
-        command.arg(&socket).arg("--dir").arg(directory.path()).arg("--logfile").arg(directory.path().join("redis.log"));
-        let part = Part::start(&mut command)?;
-        let client = redis::Client::open(format!("redis+unix://{socket}"))?;
-        let redis = Redis { part, client, socket, _directory: directory };
-        process::until("redis answers", async || redis.ask::<String>(&["PING"]).is_ok()).await?;
-        Ok(redis)
-    }
-
-    pub(crate) fn url(&self) -> String {
-        format!("redis+unix://{}", self.socket)
-    }
-
-    pub(crate) fn ask<T: redis::FromRedisValue>(&self, words: &[&str]) -> Result<T> {
-        let mut command = redis::cmd(words[0]);
-        for word in &words[1..] {
-            command.arg(*word);
-        }
-        Ok(command.query(&mut self.client.get_connection()?)?)
-    }
-
-    /// Forgets every key, and keeps the scripts.
-    pub(crate) fn flush(&self) -> Result<()> {
-        self.ask::<String>(&["FLUSHALL", "SYNC"]).map(drop)
-    }
-
-    pub(crate) fn used_memory(&self) -> Result<u64> {
-        let info: String = self.ask(&["INFO", "memory"])?;
-        let line = info.lines().find_map(|line| line.strip_prefix("used_memory:")).context("INFO tells used_memory")?;
-        Ok(line.trim().parse()?)
-    }
-
     /// Calls of `redis-benchmark` that fit into a window.
     pub(crate) async fn calls_in(&self, window: Duration, clients: Clients, command: &[String]) -> Result<u64> {
         let side = self.benchmark(CALIBRATION, clients, command).await?;
@@ -73,7 +30,7 @@ impl Redis {
     /// One run of `redis-benchmark`.
     pub(crate) async fn benchmark(&self, calls: u64, clients: Clients, command: &[String]) -> Result<Side> {
         let mut program = Command::new("redis-benchmark");
-        program.args(["-s", &self.socket, "-n", &calls.to_string(), "-r", RANDOM_RANGE, "--csv"]);
+        program.args(["-s", self.socket(), "-n", &calls.to_string(), "-r", RANDOM_RANGE, "--csv"]);
         program.args(["-c", &clients.connections.to_string(), "-P", &clients.pipeline.to_string()]);
         let before = process::cpu(self.part.pid)?;
         let output = program.args(command).kill_on_drop(true).output().await.context("cannot run redis-benchmark")?;
@@ -112,14 +69,14 @@ pub(crate) const ONE: Clients = Clients { connections: 1, pipeline: 1 };
 ///
 /// The script compares key, digest and token with nothing while the key is free, so they need not belong together.
 pub(crate) fn submit_job() -> Vec<String> {
-    let job = library::JobShape::default();
+    let job = JobShape::default();
     let mut command = vec!["EVALSHA".to_owned(), Script::SubmitJob.sha1().to_owned(), "1".to_owned()];
     command.push(format!("oj:{{{RANDOM}0000000}}"));
     command.extend(submit_arguments(&job));
     command
 }
 
-fn submit_arguments(job: &library::JobShape) -> Vec<String> {
+fn submit_arguments(job: &JobShape) -> Vec<String> {
     let rules = job.rules;
     let input = String::from_utf8_lossy(&job.input).into_owned();
     let arguments = [
@@ -163,7 +120,7 @@ pub(crate) async fn steps(bounds: Bounds, report: &mut Report) -> Result<()> {
     let redis = Redis::start().await?;
     let load = |code: &str| redis.ask::<String>(&["SCRIPT", "LOAD", code]);
     redis_scripts(&redis)?;
-    let arguments = submit_arguments(&library::JobShape::default());
+    let arguments = submit_arguments(&JobShape::default());
     let script = |sha1: String| {
         let mut command = vec!["EVALSHA".to_owned(), sha1, "1".to_owned(), format!("oj:{{{RANDOM}0000000}}")];
         command.extend(arguments.iter().cloned());

@@ -21,7 +21,7 @@ use crate::runtime::adopt::{self, Found};
 use crate::runtime::protection::{self, Kept, Turn};
 use crate::runtime::reconciler::{self, Wish};
 use crate::runtime::{Inner, certificates, losses, millis};
-use crate::store::{HasBlobs, Hint, Read, ScanPlace, Ticked};
+use crate::store::{DueTurn, HasBlobs, Hint, Read, ScanPlace, Ticked};
 
 /// Most due hints taken of one shard in one sweep.
 const DUE_MAX: usize = 32;
@@ -108,17 +108,18 @@ async fn sweep(runtime: &Arc<Inner>, progress: &mut Progress) -> Result<PassedOv
     let first = random_byte() % SHARDS;
     let shards: Vec<u8> = (0..SHARDS).map(|step| (first + step) % SHARDS).collect();
     for some in shards.chunks(SHARDS_AT_ONCE) {
-        let due = match passed.over(runtime.store.due(some, DUE_MAX).await)? {
-            Some(due) => due,
-            None => due_one_by_one(runtime, some, &mut passed).await?,
+        let turn = match passed.over(runtime.store.take_turns(some, DUE_MAX).await)? {
+            Some(turn) => turn,
+            None => turns_one_by_one(runtime, some, &mut passed).await?,
         };
-        stream::iter(due)
+        stream::iter(turn.hints.iter().copied())
             .for_each_concurrent(LOOKS_AT_ONCE, |hint| async move {
                 if let Err(error) = look_after(runtime, hint.identity, Some(hint)).await {
                     look_failed(runtime, hint, &error).await;
                 }
             })
             .await;
+        passed.over(runtime.store.give_turns_back(turn).await)?;
         if runtime.stopped.is_cancelled() {
             return Ok(passed);
         }
@@ -149,13 +150,13 @@ async fn look_failed(runtime: &Inner, hint: Hint, error: &StoreError) {
     }
 }
 
-/// Asks shards for their due hints, each on its own: one of them is refused.
-async fn due_one_by_one(runtime: &Inner, shards: &[u8], passed: &mut PassedOver) -> Result<Vec<Hint>, StoreError> {
-    let mut due = Vec::new();
+/// Takes turns at shards, each on its own: one of them is refused.
+async fn turns_one_by_one(runtime: &Inner, shards: &[u8], passed: &mut PassedOver) -> Result<DueTurn, StoreError> {
+    let mut turn = DueTurn::default();
     for shard in shards {
-        due.extend(passed.over(runtime.store.due(&[*shard], DUE_MAX).await)?.unwrap_or_default());
+        turn.add(passed.over(runtime.store.take_turns(&[*shard], DUE_MAX).await)?.unwrap_or_default());
     }
-    Ok(due)
+    Ok(turn)
 }
 
 /// Looks at a job without being led there by a hint; a look that fails is left to the next sweep.

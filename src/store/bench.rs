@@ -64,7 +64,8 @@ impl Store {
             return Err(StoreError::fatal("NOTBENCH", detail));
         }
         let keys = &self.inner.keys;
-        let shared = (0..SHARDS).flat_map(|shard| [keys.due(shard), keys.unknown(shard)]).chain([keys.meta()]);
+        let shared =
+            (0..SHARDS).flat_map(|shard| [keys.due(shard), keys.due_turn(shard), keys.unknown(shard)]).chain([keys.meta()]);
         let mut all = shared.chain(jobs.map(|identity| keys.job(identity)));
         loop {
             let some: Vec<redis::Cmd> = all.by_ref().take(FORGET_AT_ONCE).map(|key| unlink(&key)).collect();

@@ -22,6 +22,24 @@ pub(crate) struct ScanPlace {
     cursor: u64,
 }
 
+/// How long one gateway may look at what is due of a shard before another one does too: many times what it takes. One that dies
+/// meanwhile puts those looks off by as much.
+const TURN_MS: u64 = 5_000;
+
+/// Due hints, and the shards whose turn the caller has until it gives them back.
+#[derive(Default)]
+pub(crate) struct Turn {
+    pub(crate) hints: Vec<Hint>,
+    shards: Vec<u8>,
+}
+
+impl Turn {
+    pub(crate) fn add(&mut self, other: Turn) {
+        self.hints.extend(other.hints);
+        self.shards.extend(other.shards);
+    }
+}
+
 /// A hint as it was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hint {
@@ -56,15 +74,56 @@ impl Store {
         self.command(self.hint_due(identity, at_ms)).await.map(drop)
     }
 
-    /// The hints that are due in some shards, at most `limit` of each, the oldest first.
-    pub(crate) async fn due(&self, shards: &[u8], limit: usize) -> Result<Vec<Hint>, StoreError> {
+    /// Takes turns at some shards: those that have something due and that no other gateway looks at just now. Tells their due hints, at
+    /// most `limit` of each shard, the oldest first.
+    ///
+    /// A turn saves looks and decides nothing. It may lapse while its gateway looks, and where Redis refuses it (it is out of memory, the
+    /// command is not allowed) it does without.
+    pub(crate) async fn take_turns(&self, shards: &[u8], limit: usize) -> Result<Turn, StoreError> {
+        let keys = &self.inner.keys;
         let now_ms = self.now_ms();
-        let ask = |shard: &u8| {
+        let due = |shard: u8, limit: usize| {
             let mut command = redis::cmd("ZRANGEBYSCORE");
-            command.arg(self.inner.keys.due(*shard)).arg(0).arg(now_ms).arg("WITHSCORES").arg("LIMIT").arg(0).arg(limit);
+            command.arg(keys.due(shard)).arg(0).arg(now_ms).arg("WITHSCORES").arg("LIMIT").arg(0).arg(limit);
             command
         };
-        self.hints(shards.iter().map(ask).collect()).await
+        let firsts = self.commands(shards.iter().map(|shard| due(*shard, 1)).collect()).await?;
+        let mut some = Vec::new();
+        for (shard, first) in shards.iter().zip(firsts) {
+            match first {
+                Value::Array(first) if first.is_empty() => {}
+                Value::ServerError(error) => return Err(retry::of_server(&error)),
+                _ => some.push(*shard),
+            }
+        }
+        if some.is_empty() {
+            return Ok(Turn::default());
+        }
+        let turns = some.iter().map(|shard| {
+            let mut command = redis::cmd("SET");
+            command.arg(keys.due_turn(*shard)).arg("").arg("NX").arg("PX").arg(TURN_MS);
+            command
+        });
+        let turns = self.commands(turns.collect()).await?;
+        // Read again: what was due of them may have been looked at before the turn was taken.
+        let free = some.iter().zip(turns).filter(|(_, turn)| *turn != Value::Nil);
+        let shards: Vec<u8> = free.map(|(shard, _)| *shard).collect();
+        if shards.is_empty() {
+            return Ok(Turn::default());
+        }
+        let hints = self.hints(shards.iter().map(|shard| due(*shard, limit)).collect()).await?;
+        Ok(Turn { hints, shards })
+    }
+
+    /// Gives turns back. Where that is refused they lapse.
+    pub(crate) async fn give_turns_back(&self, turn: Turn) -> Result<(), StoreError> {
+        let unlink = |shard: &u8| {
+            let mut command = redis::cmd("UNLINK");
+            command.arg(self.inner.keys.due_turn(*shard));
+            command
+        };
+        let commands: Vec<redis::Cmd> = turn.shards.iter().map(unlink).collect();
+        if commands.is_empty() { Ok(()) } else { self.commands(commands).await.map(drop) }
     }
 
     /// The first hints of every shard, `due` or `unknown`, the oldest first over all shards.
@@ -300,12 +359,50 @@ mod tests {
             fixture.store.note_due(*identity, at_ms).await.unwrap();
         }
         let hint = |place: usize| Hint { identity: same_shard[place], at_ms: moments[place] };
-        assert_eq!(fixture.store.due(&[shard], 10).await.unwrap(), [hint(1), hint(2), hint(0)]);
-        assert_eq!(fixture.store.due(&[shard], 2).await.unwrap(), [hint(1), hint(2)]);
+        let due = fixture.store.take_turns(&[shard], 10).await.unwrap();
+        assert_eq!(due.hints, [hint(1), hint(2), hint(0)]);
+        fixture.store.give_turns_back(due).await.unwrap();
+        assert_eq!(fixture.store.take_turns(&[shard], 2).await.unwrap().hints, [hint(1), hint(2)]);
         let other = (0..SHARDS).find(|other| *other != shard).unwrap();
-        assert_eq!(fixture.store.due(&[other], 10).await.unwrap(), []);
+        assert_eq!(fixture.store.take_turns(&[other], 10).await.unwrap().hints, []);
         assert_eq!(fixture.store.oldest(Which::Due, 10).await.unwrap().len(), 4);
         assert_eq!(fixture.store.oldest(Which::Due, 1).await.unwrap(), [hint(1)]);
+    }
+
+    #[tokio::test]
+    async fn what_is_due_of_a_shard_is_handed_to_one_at_a_time() {
+        let fixture = Fixture::start().await;
+        let identity = fixture.identity("k");
+        let (shard, other) = (identity.shard(), (identity.shard() + 1) % SHARDS);
+        let hint = Hint { identity, at_ms: fixture.store.now_ms() - 1 };
+        let turn_ms = async || fixture.query::<i64>(&["PTTL", &fixture.store.inner.keys.due_turn(shard)]).await;
+        // Where nothing is due there is no turn to take, and no key.
+        assert_eq!(fixture.store.take_turns(&[shard, other], 10).await.unwrap().hints, []);
+        assert_eq!(turn_ms().await, -2);
+        fixture.store.note_due(identity, hint.at_ms).await.unwrap();
+        let turn = fixture.store.take_turns(&[shard, other], 10).await.unwrap();
+        assert_eq!((&turn.hints[..], &turn.shards[..]), (&[hint][..], &[shard][..]));
+        assert!((1..=TURN_MS as i64).contains(&turn_ms().await));
+        assert_eq!(fixture.store.take_turns(&[shard], 10).await.unwrap().hints, []);
+        fixture.store.give_turns_back(turn).await.unwrap();
+        assert_eq!(fixture.store.take_turns(&[shard], 10).await.unwrap().hints, [hint]);
+        // Of a gateway that has died meanwhile, it lapses.
+        fixture.query::<u64>(&["PEXPIRE", &fixture.store.inner.keys.due_turn(shard), "0"]).await;
+        assert_eq!(fixture.store.take_turns(&[shard], 10).await.unwrap().hints, [hint]);
+    }
+
+    /// A turn saves looks: where it cannot be taken, one looks without it.
+    #[tokio::test]
+    async fn where_a_turn_is_refused_what_is_due_is_handed_out_without() {
+        let fixture = Fixture::start().await;
+        let hint = Hint { identity: fixture.identity("k"), at_ms: fixture.store.now_ms() - 1 };
+        fixture.store.note_due(hint.identity, hint.at_ms).await.unwrap();
+        fixture.query::<String>(&["CONFIG", "SET", "maxmemory", "1"]).await;
+        for _ in 0..2 {
+            let turn = fixture.store.take_turns(&[hint.identity.shard()], 10).await.unwrap();
+            assert_eq!(turn.hints, [hint]);
+            fixture.store.give_turns_back(turn).await.unwrap();
+        }
     }
 
     #[tokio::test]

@@ -41,6 +41,11 @@ impl Keys {
         format!("{}:due:{{{shard:02x}}}", self.prefix)
     }
 
+    /// That somebody looks at what is due of a shard: STRING.
+    pub(crate) fn due_turn(&self, shard: u8) -> String {
+        format!("{}:due:{{{shard:02x}}}:turn", self.prefix)
+    }
+
     /// Jobs with an unknown attempt: ZSET.
     pub(crate) fn unknown(&self, shard: u8) -> String {
         format!("{}:unknown:{{{shard:02x}}}", self.prefix)
@@ -141,7 +146,7 @@ mod tests {
             &[keys.job(identity), keys.blob(identity, &[7; 32]), keys.stream(of_job), keys.ask(identity)],
         );
         same("laser", &[keys.guard("laser"), keys.permits("laser")]);
-        same("0f", &[keys.due(15), keys.unknown(15), keys.done(15)]);
+        same("0f", &[keys.due(15), keys.due_turn(15), keys.unknown(15), keys.done(15)]);
         same("pair", &[keys.certificates("pair"), keys.renewal("pair")]);
         same("canary7", &[keys.canary("7"), keys.due_canary("7")]);
     }

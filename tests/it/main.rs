@@ -1,6 +1,7 @@
 //! Everything that needs a real Redis, a real provider or the whole program. One binary, each module a subject; `contract` is the
 //! promise in four tests, `support` starts the real parts.
 
+#![recursion_limit = "256"]
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic too")]
 #![expect(unreachable_pub, reason = "nothing is outside of a test binary")]
 #![expect(clippy::large_futures, reason = "a test has its stack to itself")]

@@ -216,3 +216,44 @@ async fn what_is_left_after_the_drain_is_unknown_and_counted() {
         assert_eq!(shop.executions(id), 1);
     }
 }
+
+/// However many gateways sweep, one looks at what is due. A look at a job that needs nothing is two scripts: a tick, and its hint's move.
+#[tokio::test]
+async fn what_is_due_at_once_is_looked_at_once_however_many_gateways_there_are() {
+    const GATEWAYS: usize = 8;
+    const JOBS: u64 = 400;
+    let shop = Shop::open().await;
+    let store = shop.redis.store().await;
+    let lease = Duration::from_secs(600);
+    let mut due = redis::pipe();
+    for number in 0..JOBS {
+        let identity = claimed_by_a_dead_gateway(&store, &format!("order-{number}"), running(), lease).await.identity();
+        due.cmd("ZADD").arg(format!("oj:due:{{{:02x}}}", identity.shard())).arg("LT").arg(1).arg(identity.to_string()).ignore();
+    }
+    let mut gateways = Vec::new();
+    for _ in 0..GATEWAYS {
+        gateways.push(shop.gateway_with(|setup| setup.options.sweep = Duration::from_millis(20)).await);
+    }
+    let calls = async |name: &str| {
+        let stats: String = shop.redis.command(&["INFO", "commandstats"]).await;
+        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls="))?.split(',').next());
+        line.map_or(0, |calls| calls.parse::<u64>().unwrap())
+    };
+    until("all sweep", async || calls("scan").await >= GATEWAYS as u64).await;
+    let before = calls("evalsha").await;
+    due.query_async::<()>(&mut shop.redis.connection()).await.unwrap();
+    until("nothing is due any more", async || {
+        let mut left = redis::pipe();
+        for shard in 0..64 {
+            left.cmd("ZCOUNT").arg(format!("oj:due:{{{shard:02x}}}")).arg(0).arg(1);
+        }
+        let left: Vec<u64> = left.query_async(&mut shop.redis.connection()).await.unwrap();
+        left.iter().sum::<u64>() == 0
+    })
+    .await;
+    // Whoever still looks in vain has done so.
+    let sweeps = calls("scan").await;
+    until("each has swept once more", async || calls("scan").await >= sweeps + 2 * GATEWAYS as u64).await;
+    let scripts = calls("evalsha").await - before;
+    assert!((2 * JOBS..3 * JOBS).contains(&scripts), "{scripts} scripts for {JOBS} jobs that were due");
+}
