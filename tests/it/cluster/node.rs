@@ -97,6 +97,11 @@ impl Node {
             replica.info("replication", "slave_repl_offset").await.is_some_and(|there| there == here)
         })
         .await;
+        self.die();
+    }
+
+    /// Dies at once.
+    pub fn die(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -164,6 +169,30 @@ impl ThreeMasters {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
+    }
+
+    /// Moves a slot from one master to another, key by key, as `redis-cli --cluster reshard` does; so many keys were moved. The one
+    /// that takes it knows no script.
+    pub async fn move_slot(&self, slot: u16, from: &Node, to: &Node, mut after_each: impl AsyncFnMut()) -> usize {
+        let (slot, port) = (slot.to_string(), to.port.to_string());
+        let (from_id, to_id) = (from.id().await, to.id().await);
+        to.tell::<()>(&["SCRIPT", "FLUSH"]).await;
+        to.tell::<()>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]).await;
+        from.tell::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).await;
+        let mut moved = 0;
+        loop {
+            let some: Vec<String> = from.tell(&["CLUSTER", "GETKEYSINSLOT", &slot, "1"]).await;
+            let Some(key) = some.first() else { break };
+            from.tell::<String>(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]).await;
+            moved += 1;
+            after_each().await;
+        }
+        // The new owner first: the old one would send to one that does not know it yet.
+        let others = self.masters.iter().filter(|node| node.port != from.port && node.port != to.port);
+        for node in [to, from].into_iter().chain(others) {
+            node.tell::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]).await;
+        }
+        moved
     }
 
     pub fn url(&self) -> String {
