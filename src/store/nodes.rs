@@ -6,7 +6,7 @@ use std::sync::Arc;
 use redis::{Cmd, Pipeline, Value};
 
 use crate::error::StoreError;
-use crate::store::cluster::{Before, Cluster};
+use crate::store::cluster::{Before, Cluster, at};
 use crate::store::lanes::{Came, Lanes};
 use crate::store::retry;
 use crate::store::sentinel::Sentinels;
@@ -75,6 +75,17 @@ impl Nodes {
         }
     }
 
+    /// Every master with its address; none of a single server's.
+    pub(crate) fn addresses(&self) -> Vec<(Master, Option<Arc<str>>)> {
+        match self {
+            Nodes::One { .. } => vec![(Master::Only, None)],
+            Nodes::Sentinel { sentinels, .. } => vec![(Master::Only, sentinels.named_last())],
+            Nodes::Cluster(cluster) => {
+                cluster.masters().into_iter().map(|node| (Master::At(Arc::clone(&node)), Some(node))).collect()
+            }
+        }
+    }
+
     /// The master of a key; `None` if the map has none.
     pub(crate) fn master_of(&self, key: &[u8]) -> Option<Master> {
         match self {
@@ -105,7 +116,8 @@ impl Nodes {
     /// Sends commands that do not depend on each other unless they are of one key; an error of Redis is a value.
     pub(crate) async fn send(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
         match self {
-            Nodes::One { lanes, .. } | Nodes::Sentinel { lanes, .. } => in_one(lanes, commands).await.map(|(values, _)| values),
+            Nodes::One { lanes, .. } => in_one(lanes, commands).await.map(|(values, _)| values),
+            Nodes::Sentinel { lanes, sentinels } => named(sentinels, in_one(lanes, commands).await).map(|(values, _)| values),
             Nodes::Cluster(cluster) => Box::pin(cluster.send(&commands)).await,
         }
     }
@@ -118,7 +130,8 @@ impl Nodes {
         before: Before,
     ) -> Result<(Vec<Value>, Came), StoreError> {
         match self {
-            Nodes::One { lanes, .. } | Nodes::Sentinel { lanes, .. } => in_one(lanes, commands).await,
+            Nodes::One { lanes, .. } => in_one(lanes, commands).await,
+            Nodes::Sentinel { lanes, sentinels } => named(sentinels, in_one(lanes, commands).await),
             Nodes::Cluster(cluster) => Box::pin(cluster.send_around(&commands, main, before)).await,
         }
     }
@@ -148,7 +161,20 @@ impl Nodes {
     }
 }
 
-async fn in_one(lanes: &Arc<Lanes>, commands: Vec<Cmd>) -> Result<(Vec<Value>, Came), StoreError> {
+type Sent = Result<(Vec<Value>, Came), StoreError>;
+
+/// The same, with the master's address in what it refused.
+fn named(sentinels: &Sentinels, sent: Sent) -> Sent {
+    let Some(address) = sentinels.named_last() else { return sent };
+    let (values, came) = sent.map_err(|error| at(&address, error))?;
+    let value = |value| match value {
+        Value::ServerError(error) => retry::told_by(&address, &error),
+        value => value,
+    };
+    Ok((values.into_iter().map(value).collect(), came))
+}
+
+async fn in_one(lanes: &Arc<Lanes>, commands: Vec<Cmd>) -> Sent {
     let replies = commands.len();
     let mut pipeline = Pipeline::with_capacity(replies);
     for command in commands {

@@ -7,6 +7,7 @@ mod load;
 mod node;
 mod six;
 mod visitors;
+mod watched;
 
 use std::time::Instant;
 
@@ -157,8 +158,11 @@ async fn a_claim_whose_hint_another_master_refuses_is_not_made() {
     cluster.masters[0].tell::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
     let refused = Call::Submit(claim.clone()).send(&store).await.unwrap_err();
     assert!(matches!(refused, StoreError::NotExecuted { code: Refusal::Oom, .. }), "{refused}");
+    let who = cluster.masters[0].address();
+    assert!(refused.to_string().contains(&who), "{refused} names {who}");
     assert_eq!(store.read_job(claim.identity()).await.unwrap(), Read::NotFound);
-    store.canary().await.unwrap_err();
+    let refused = store.canary().await.unwrap_err();
+    assert!(refused.to_string().contains(&who), "{refused} names {who}");
     cluster.masters[0].tell::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
     store.canary().await.unwrap();
     let created = Call::Submit(claim).send(&store).await.unwrap();

@@ -16,6 +16,8 @@ pub struct Node {
     child: Child,
     pub port: u16,
     bus: u16,
+    /// `:password@`, where it requires one.
+    user: String,
     directory: TempDir,
 }
 
@@ -37,16 +39,22 @@ impl Node {
             command.arg("--sentinel");
         }
         let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let node = Node { child: command.spawn().expect("redis-server, 7.0 or newer, is installed"), port, bus, directory };
+        let password = settings.iter().find_map(|setting| setting.strip_prefix("requirepass "));
+        let user = password.map_or(String::new(), |password| format!(":{password}@"));
+        let node = Node { child: command.spawn().expect("redis-server, 7.0 or newer, is installed"), port, bus, user, directory };
         until("a node answers", async || node.ask::<String>(&["PING"]).await.is_ok()).await;
         node
     }
 
     /// Starts a node of a cluster, without a slot yet.
     pub async fn of_cluster() -> Node {
+        Node::of_cluster_with("maxmemory-policy noeviction").await
+    }
+
+    pub async fn of_cluster_with(setting: &str) -> Node {
         Node::start(&[
             "save \"\"",
-            "maxmemory-policy noeviction",
+            setting,
             "cluster-enabled yes",
             "cluster-port {bus}",
             "cluster-node-timeout 1000",
@@ -65,7 +73,7 @@ impl Node {
     pub async fn ask<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
         let config =
             redis::AsyncConnectionConfig::new().set_connection_timeout(Some(PATIENCE)).set_response_timeout(Some(PATIENCE));
-        let client = redis::Client::open(format!("redis://{}", self.address()))?;
+        let client = redis::Client::open(format!("redis://{}{}", self.user, self.address()))?;
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connection).await
     }
@@ -153,6 +161,14 @@ impl ThreeMasters {
         let cluster = ThreeMasters { masters, replicas };
         cluster.agree().await;
         cluster
+    }
+
+    /// Takes a node in, without a slot yet.
+    pub async fn take_in(&mut self, node: Node) {
+        let (port, bus) = (node.port.to_string(), node.bus.to_string());
+        self.masters[0].tell::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]).await;
+        self.masters.push(node);
+        self.agree().await;
     }
 
     /// Waits until every node that lives has every slot in its map.

@@ -29,6 +29,15 @@ const LAST_INSTANTS: Duration = Duration::from_secs(1);
 /// How an error begins that a client answers with the same request.
 const RETRYABLE: &str = "retryable 503";
 
+/// What is counted meanwhile.
+const COUNTED: [(&str, &str); 5] = [
+    ("MOVED", r#"onejob_cluster_redirects_total{kind="moved"}"#),
+    ("ASK", r#"onejob_cluster_redirects_total{kind="ask"}"#),
+    ("TRYAGAIN", r#"onejob_cluster_redirects_total{kind="tryagain"}"#),
+    ("sent on too often", r#"onejob_cluster_redirects_total{kind="exhausted"}"#),
+    ("maps that had changed", r#"onejob_cluster_maps_total{result="changed"}"#),
+];
+
 /// How large a run is.
 struct Run {
     /// New intents a second.
@@ -64,6 +73,8 @@ struct Fate {
     intents: usize,
     /// No client saw an error before the master died.
     unmoved: bool,
+    /// What the gateways counted: commands that were sent on, by why, and readings of the map.
+    counted: BTreeMap<&'static str, u64>,
     /// What clients were told besides answers and retryable 503.
     strange: BTreeSet<String>,
     /// Acknowledged, and not there or another job at the end; those of the master's last instants.
@@ -79,8 +90,12 @@ async fn run(run: &Run) -> (String, Fate) {
     let mut cluster = ThreeMasters::start(true).await;
     let site = Site::open_before(simulated().await).await;
     let url = cluster.url();
-    let settings =
-        [("redis.url", url.as_str()), ("redis.connect_timeout", run.patience), ("redis.response_timeout", run.patience)];
+    let settings = [
+        ("redis.url", url.as_str()),
+        ("redis.connect_timeout", run.patience),
+        ("redis.response_timeout", run.patience),
+        ("runtime.lease", "3s"),
+    ];
     let visitors = Visitors::of(vec![site.start(&settings, None).await, site.start(&settings, None).await]);
     let (slot, hot) = keys_of_one_slot(OPEN_OWNER, run.hot);
     for key in &hot[..run.hot / 2] {
@@ -132,14 +147,21 @@ async fn run(run: &Run) -> (String, Fate) {
     end("calm", from, false);
     visitors.all_are_answered().await;
     let resting = Instant::now();
-    let fate = Fate { unmoved, ..judge(&visitors, &cluster, &site, killed).await };
+    let mut counted = BTreeMap::new();
+    for (what, series) in COUNTED {
+        for gateway in visitors.gateways() {
+            *counted.entry(what).or_default() += gateway.count(series).await;
+        }
+    }
+    let fate = Fate { unmoved, counted, ..judge(&visitors, &cluster, &site, killed).await };
     let rest = resting.elapsed();
     let mut text = table(&phases, &visitors);
+    let counted: Vec<String> = fate.counted.iter().map(|(what, times)| format!("{times} {what}")).collect();
     let _ = write!(
         text,
         "\n{} intents at {} a second, each submitted twice; {moved} keys moved; promoted {promoted:.1?} after the kill; at rest after \
          {rest:.1?}. Acknowledged and lost: {} ({} of them in the last second of the master). Executed: {} times; more than once: {} \
-         ({}); never: {}. Not settled: {}.\n",
+         ({}); never: {}. Not settled: {}. Of both gateways: {}.\n",
         fate.intents,
         run.rate,
         fate.lost.0,
@@ -148,7 +170,8 @@ async fn run(run: &Run) -> (String, Fate) {
         fate.twice.0,
         fate.twice.1,
         fate.never,
-        fate.unsettled.len()
+        fate.unsettled.len(),
+        counted.join(", ")
     );
     (text, fate)
 }
@@ -287,12 +310,13 @@ fn accept(fate: &Fate) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_of_six_nodes_lose_nothing_while_a_slot_moves_and_a_master_dies() {
     let second = Duration::from_secs(1);
-    let short = Run { rate: 10, calm: second, hot: 4, after_each: second / 10, dies: Dies::HavingTold, patience: "2s" };
+    let short = Run { rate: 10, calm: second, hot: 4, after_each: second / 10, dies: Dies::HavingTold, patience: "1s" };
     let (text, fate) = run(&short).await;
     eprintln!("{text}");
     accept(&fate);
     assert_eq!((fate.lost.0, fate.twice.0), (0, 0), "{text}");
     assert!(fate.unmoved, "{text}");
+    assert!(["MOVED", "ASK", "maps that had changed"].iter().all(|what| fate.counted[what] > 0), "{text}");
 }
 
 /// The long form, by `make cluster-storm`: the master dies as it is.

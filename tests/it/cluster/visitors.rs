@@ -105,6 +105,10 @@ impl Visitors {
     pub fn last_error(&self) -> Option<Instant> {
         self.seen.requests.lock().unwrap().iter().filter(|request| request.error.is_some()).map(|request| request.at).max()
     }
+
+    pub fn gateways(&self) -> &[Gateway] {
+        &self.seen.gateways
+    }
 }
 
 /// What a client does once its intent is taken.
@@ -138,7 +142,7 @@ impl Seen {
                 return;
             }
             // One that is lost is submitted again.
-            while answer.status < 300 {
+            loop {
                 tokio::time::sleep(LOOK).await;
                 due = Instant::now();
                 let job = self.answer(&mut gateway, due, Ask::ToRead(&id)).await;
