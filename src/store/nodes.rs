@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use redis::{Cmd, Pipeline, Value};
 
 use crate::error::StoreError;
@@ -11,7 +12,7 @@ use crate::store::lanes::{Came, Lanes};
 use crate::store::retry;
 use crate::store::sentinel::Sentinels;
 
-/// What only a cluster or sentinels need is boxed: calls to one server carry none of it.
+/// What only a cluster or sentinels need is boxed: calls to one server carry none of it, and no type of a caller's grows by it.
 pub(crate) enum Nodes {
     /// One server.
     One { lanes: Arc<Lanes>, client: Box<redis::Client> },
@@ -105,7 +106,7 @@ impl Nodes {
     /// Sends a command to one master; an error of Redis is an error.
     pub(crate) async fn on(&self, master: &Master, command: Cmd) -> Result<Value, StoreError> {
         match (self, master) {
-            (Nodes::Cluster(cluster), Master::At(node)) => Box::pin(cluster.on(node, &command)).await,
+            (Nodes::Cluster(cluster), Master::At(node)) => cluster.on(node, &command).boxed().await,
             _ => match self.send(vec![command]).await?.swap_remove(0) {
                 Value::ServerError(error) => Err(retry::of_server(&error)),
                 value => Ok(value),
@@ -118,7 +119,7 @@ impl Nodes {
         match self {
             Nodes::One { lanes, .. } => in_one(lanes, commands).await.map(|(values, _)| values),
             Nodes::Sentinel { lanes, sentinels } => named(sentinels, in_one(lanes, commands).await).map(|(values, _)| values),
-            Nodes::Cluster(cluster) => Box::pin(cluster.send(&commands)).await,
+            Nodes::Cluster(cluster) => cluster.send(&commands).boxed().await,
         }
     }
 
@@ -132,7 +133,7 @@ impl Nodes {
         match self {
             Nodes::One { lanes, .. } => in_one(lanes, commands).await,
             Nodes::Sentinel { lanes, sentinels } => named(sentinels, in_one(lanes, commands).await),
-            Nodes::Cluster(cluster) => Box::pin(cluster.send_around(&commands, main, before)).await,
+            Nodes::Cluster(cluster) => cluster.send_around(&commands, main, before).boxed().await,
         }
     }
 

@@ -6,6 +6,7 @@
 mod load;
 mod node;
 mod six;
+mod turns;
 mod visitors;
 mod watched;
 

@@ -93,6 +93,13 @@ impl Node {
         info.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned()))
     }
 
+    /// How often it was called by one command since its statistics were reset.
+    pub async fn calls(&self, command: &str) -> u64 {
+        let line = self.info("commandstats", &format!("cmdstat_{command}")).await.unwrap_or_default();
+        let calls = line.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
+        calls.map_or(0, |calls| calls.parse().unwrap())
+    }
+
     pub async fn is_master(&self) -> bool {
         self.info("replication", "role").await.is_some_and(|role| role == "master")
     }
