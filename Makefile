@@ -1,6 +1,6 @@
 # onejob: every command of the house. `make` alone shows this list. Needs Rust (rust-version in Cargo.toml) and, for packages, apt-get.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-bench run test lint fmt unit cluster-suite series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify verify worlds sequences random durability scale
+.PHONY: help setup setup-run setup-bench run test lint fmt unit cluster-suite series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify verify worlds sequences random durability scale cluster-storm
 CARGO_DENY_VERSION := 0.20.2
 # Tests kill gateways at these points. What is run, and what is released, is built without.
 POINTS := --features failpoints
@@ -68,6 +68,9 @@ series:  ## whether the number of metric series stays the same over 100,000 keys
 
 storm: setup-run  ## some minutes of load on three gateways while everything breaks; ONEJOB_SEED=N repeats one, ONEJOB_STORM_{GATEWAYS,INTENTS,AT_ONCE,ROUNDS} size it
 	cargo test $(POINTS) --test it -- --ignored --nocapture --exact storm::nothing_is_done_twice_or_lost_in_a_long_storm
+
+cluster-storm: setup-run  ## a minute of clients on six nodes while a slot moves and a master is killed: target/verify/cluster.md; ONEJOB_CLUSTER_RATE sizes it
+	cargo test $(POINTS) --test it -- --ignored --nocapture --exact cluster::six::the_table_of_six_nodes
 
 durability: setup-run  ## each level of redis.durability under each failure: what was acknowledged and is lost, as a table; ONEJOB_DURABILITY_INTENTS sizes it
 	cargo test $(POINTS) --test it -- --ignored --nocapture --exact durability::levels::every_level_under_every_failure

@@ -52,6 +52,11 @@ pub const ADOPTIONS: &str = "onejob_adoptions_total";
 pub const SWEEPS: &str = "onejob_sweeps_total";
 /// Connections to Redis built anew, by why: `broken`, `readonly`, `timeouts`, `foreign`, `elsewhere`.
 pub const LANES_REBUILT: &str = "onejob_lanes_rebuilt_total";
+/// What nodes of a cluster answered instead of doing a command: `moved` and `ask`, it was sent on to another node; `tryagain`, half
+/// of its keys are elsewhere; `exhausted`, it was sent on too often, and the refusal is the answer.
+pub const CLUSTER_REDIRECTS: &str = "onejob_cluster_redirects_total";
+/// Readings of a cluster's map of slots after the first, by what they brought: `same`, `changed`, `failed`: no node told.
+pub const CLUSTER_MAPS: &str = "onejob_cluster_maps_total";
 /// Failovers that were not allowed, by route and reason.
 pub const FAILOVERS_DENIED: &str = "onejob_failovers_denied_total";
 /// Failovers that would not have been allowed, had the gate not been `shadow`, by route and reason.
@@ -136,6 +141,8 @@ const SWEPT: &[&str] = &["aborted", "unknown", "poisoned", "deadline", "stripped
 const SPOOL_FATES: &[&str] = &["written", "stored", "bad", "orphan", "refused"];
 const READ_ENDS: &[&str] = &["whole", "broken", "left"];
 const REBUILT_WHY: &[&str] = &["broken", "readonly", "timeouts", "foreign", "elsewhere"];
+const REDIRECTS: &[&str] = &["moved", "ask", "tryagain", "exhausted"];
+const MAPS: &[&str] = &["same", "changed", "failed"];
 /// What a request asks for: the operation ids of the description, and `none`.
 pub(crate) const OPERATIONS: &[&str] = &[
     "list_jobs",
@@ -243,7 +250,7 @@ impl Metric {
 }
 
 /// Every metric, for dashboards and tests, in the order of their names above.
-pub const ALL: [Metric; 40] = [
+pub const ALL: [Metric; 42] = [
     Metric::counter(SUBMITS, "Submits by result.", &[("result", Values::Words(SUBMIT_RESULTS))]),
     Metric::counter(
         ATTEMPTS,
@@ -283,6 +290,12 @@ pub const ALL: [Metric; 40] = [
     Metric::counter(ADOPTIONS, "Jobs of other gateways that this one went on with.", &[]),
     Metric::counter(SWEEPS, "What the sweeper did.", &[("what", Values::Words(SWEPT))]),
     Metric::counter(LANES_REBUILT, "Connections to Redis built anew.", &[("why", Values::Words(REBUILT_WHY))]),
+    Metric::counter(
+        CLUSTER_REDIRECTS,
+        "Commands that a node of a cluster did not do, by what it said.",
+        &[("kind", Values::Words(REDIRECTS))],
+    ),
+    Metric::counter(CLUSTER_MAPS, "Readings of a cluster's map of slots.", &[("result", Values::Words(MAPS))]),
     Metric::counter(
         FAILOVERS_DENIED,
         "Failovers that were not allowed, by route and reason.",
@@ -463,6 +476,16 @@ pub(crate) fn adoption() {
 pub(crate) fn swept(what: &'static str, jobs: u64) {
     debug_assert!(SWEPT.contains(&what), "{what}");
     counter!(SWEEPS, "what" => what).increment(jobs);
+}
+
+pub(crate) fn redirect(kind: &'static str) {
+    debug_assert!(REDIRECTS.contains(&kind), "{kind}");
+    counter!(CLUSTER_REDIRECTS, "kind" => kind).increment(1);
+}
+
+pub(crate) fn map_read(result: &'static str) {
+    debug_assert!(MAPS.contains(&result), "{result}");
+    counter!(CLUSTER_MAPS, "result" => result).increment(1);
 }
 
 pub(crate) fn lane_rebuilt(why: &'static str) {

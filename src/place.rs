@@ -5,6 +5,9 @@ const PORT: u16 = 6379;
 /// The port of a sentinel that does not say.
 const SENTINEL_PORT: u16 = 26379;
 
+/// What stands for a secret in every print.
+pub(crate) const HIDDEN: &str = "(hidden)";
+
 /// What begins the URLs that are understood.
 pub(crate) const SCHEMES: [&str; 7] =
     ["redis", "rediss", "redis+unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"];
@@ -25,6 +28,8 @@ pub(crate) enum Place {
 pub(crate) struct NodeUrl {
     scheme: &'static str,
     user: String,
+    /// The same for sentinels: what is a master's is not for them.
+    sentinel_user: String,
     rest: String,
 }
 
@@ -38,14 +43,14 @@ impl std::fmt::Debug for NodeUrl {
 impl NodeUrl {
     /// The URL of a node.
     pub(crate) fn of(&self, address: &str) -> String {
-        let NodeUrl { scheme, user, rest } = self;
+        let NodeUrl { scheme, user, rest, .. } = self;
         format!("{scheme}://{user}{address}/{rest}")
     }
 
-    /// The URL of a sentinel: our credentials are not for it.
+    /// The URL of a sentinel, with the credentials that are for it.
     pub(crate) fn of_sentinel(&self, address: &str) -> String {
         let fragment = self.rest.find('#').map_or("", |at| &self.rest[at..]);
-        format!("{}://{address}/{fragment}", self.scheme)
+        format!("{}://{}{address}/{fragment}", self.scheme, self.sentinel_user)
     }
 }
 
@@ -67,7 +72,8 @@ impl Place {
         let (before, rest) = rest.split_at(rest.find(['?', '#']).unwrap_or(rest.len()));
         let (user, before) = before.split_at(before.rfind('@').map_or(0, |at| at + 1));
         let (hosts, path) = before.split_once('/').unwrap_or((before, ""));
-        let url = NodeUrl { scheme: node, user: user.to_owned(), rest: rest.to_owned() };
+        let (sentinel_user, rest) = sentinel_user(kind, rest)?;
+        let url = NodeUrl { scheme: node, user: user.to_owned(), sentinel_user, rest };
         let port = if kind == "sentinel" { SENTINEL_PORT } else { PORT };
         let addresses: Vec<String> = hosts.split(',').map(|host| address(host, port)).collect::<Result<_, _>>()?;
         match (kind, path) {
@@ -78,6 +84,32 @@ impl Place {
             _ => Err("a cluster has only database 0".to_owned()),
         }
     }
+}
+
+/// Takes `sentinel_user` and `sentinel_pass` out of a query: what stands before a sentinel's address in its URL, and the rest.
+fn sentinel_user(kind: &str, rest: &str) -> Result<(String, String), String> {
+    let (query, fragment) = rest.split_at(rest.find('#').unwrap_or(rest.len()));
+    let (mut user, mut pass, mut others) = ("", None, Vec::new());
+    for pair in query.trim_start_matches('?').split('&').filter(|pair| !pair.is_empty()) {
+        match pair.split_once('=') {
+            Some(("sentinel_user", text)) => user = text,
+            Some(("sentinel_pass", text)) => pass = Some(text),
+            _ => others.push(pair),
+        }
+    }
+    let others = if others.is_empty() { String::new() } else { format!("?{}", others.join("&")) };
+    let rest = format!("{others}{fragment}");
+    match pass {
+        None if user.is_empty() => return Ok((String::new(), rest)),
+        _ if kind != "sentinel" => return Err("sentinel_user and sentinel_pass are for redis+sentinel:// alone".to_owned()),
+        None => return Err("it has a sentinel_user without a sentinel_pass".to_owned()),
+        Some(_) => {}
+    }
+    let pass = pass.unwrap_or_default();
+    if [user, pass].iter().any(|text| text.contains(['@', ':', '/', '?', '[', ']', '+', ' '])) {
+        return Err("sentinel_user and sentinel_pass must be percent-encoded".to_owned());
+    }
+    Ok((format!("{user}:{pass}@"), rest))
 }
 
 /// `host:port`, an IPv6 address in brackets.
@@ -98,6 +130,22 @@ fn address(host: &str, port: u16) -> Result<String, String> {
         None => return Err("one of its servers is no host:port".to_owned()),
     };
     Ok(format!("{name}:{port}"))
+}
+
+/// The text of a URL with its user information and its query hidden: both may hold a password.
+///
+/// Works on texts that are no URLs too; where it is not clear which part is the password, nothing after the scheme is shown.
+pub(crate) fn without_credentials(url: &str) -> String {
+    let after_scheme = url.find("://").map_or(0, |at| at + "://".len());
+    let (scheme, rest) = url.split_at(after_scheme);
+    let (query, user) = (rest.find('?'), rest.rfind('@'));
+    match (query, user) {
+        (None, None) => url.to_owned(),
+        (Some(query), None) => format!("{scheme}{}?{HIDDEN}", &rest[..query]),
+        (None, Some(user)) => format!("{scheme}{HIDDEN}{}", &rest[user..]),
+        (Some(query), Some(user)) if user < query => format!("{scheme}{HIDDEN}{}?{HIDDEN}", &rest[user..query]),
+        (Some(_), Some(_)) => format!("{scheme}{HIDDEN}"),
+    }
 }
 
 #[cfg(test)]
@@ -127,6 +175,20 @@ mod tests {
     }
 
     #[test]
+    fn what_sentinels_are_asked_with_is_theirs_alone() {
+        let url = "redis+sentinel://app:pw@one/jobs?sentinel_user=watch&protocol=resp3&sentinel_pass=hunter%402#insecure";
+        let Ok(Place::Sentinel { url, .. }) = Place::of(url) else { panic!("sentinels") };
+        assert_eq!(url.of_sentinel("one:1"), "redis://watch:hunter%402@one:1/#insecure");
+        assert_eq!(url.of("m:1"), "redis://app:pw@m:1/?protocol=resp3#insecure");
+        assert!(!format!("{url:?}").contains("hunter"));
+        // One that has but a `requirepass`.
+        let Ok(Place::Sentinel { url, .. }) = Place::of("redis+sentinel://one/jobs?sentinel_pass=pw") else {
+            panic!("sentinels")
+        };
+        assert_eq!((url.of_sentinel("one:1"), url.of("m:1")), ("redis://:pw@one:1/".to_owned(), "redis://m:1/".to_owned()));
+    }
+
+    #[test]
     fn what_a_url_does_not_name_is_said_without_its_password() {
         for (url, what) in [
             ("http://host", "must begin with"),
@@ -139,6 +201,9 @@ mod tests {
             ("redis+cluster://one/3", "only database 0"),
             ("redis+sentinel://:hunter2@one:26379", "which master"),
             ("redis+sentinel://one/jobs/2", "no / in it"),
+            ("redis+sentinel://one/jobs?sentinel_user=hunter2", "without a sentinel_pass"),
+            ("redis+sentinel://one/jobs?sentinel_pass=hunter2@x", "percent-encoded"),
+            ("redis+cluster://one?sentinel_pass=hunter2", "redis+sentinel:// alone"),
         ] {
             let told = Place::of(url).expect_err(url);
             assert!(told.contains(what) && !told.contains("hunter2"), "{url}: {told}");

@@ -32,6 +32,7 @@ mod hints;
 mod keys;
 mod lanes;
 mod lineage;
+mod masters;
 mod nodes;
 pub mod private_redis;
 mod protection;
@@ -70,6 +71,7 @@ use commit::{Commit, CommitOptions};
 use dial::Dial;
 use keys::Keys;
 use lanes::{Lanes, Source};
+use masters::Masters;
 use nodes::{Master, Nodes};
 use sentinel::Sentinels;
 
@@ -151,6 +153,7 @@ struct Inner {
     dial: Dial,
     /// Where calls go that must be durable; `None` where nothing must.
     commit: Option<Commit>,
+    masters: Masters,
     /// What `oj:meta` says which store this is, as it was read last.
     id: Mutex<Arc<str>>,
     /// Redis' clock minus ours, in ms: hints are written in Redis' time.
@@ -213,7 +216,8 @@ impl Store {
             Some(commit)
         };
         let id = Mutex::new(Arc::from(""));
-        let inner = Inner { options, keys, nodes, dial, commit, id, clock_offset_ms: AtomicI64::new(0), tasks, stop };
+        let masters = Masters::default();
+        let inner = Inner { options, keys, nodes, dial, commit, masters, id, clock_offset_ms: AtomicI64::new(0), tasks, stop };
         let store = Store { inner: Arc::new(inner), by: By::Lanes };
         let checked = store.check().await?;
         store.synchronize_clock().await?;
@@ -293,13 +297,4 @@ fn local_ms() -> u64 {
     #[expect(clippy::disallowed_methods, reason = "the proposed time of a job id, and what Redis' clock is compared with")]
     let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock stands after 1970");
     u64::try_from(since.as_millis()).expect("the clock stands before the year 500,000,000")
-}
-
-/// A URL for people: the password hidden.
-pub(crate) fn without_password(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    match rest.rsplit_once('@') {
-        Some((_, host)) => format!("{scheme}://…@{host}"),
-        None => url.to_owned(),
-    }
 }

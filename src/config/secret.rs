@@ -4,8 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-/// What stands for a secret in every print.
-pub(super) const HIDDEN: &str = "(hidden)";
+pub(super) use crate::place::{HIDDEN, without_credentials};
 
 /// A provider's credential.
 #[derive(Clone, PartialEq, Eq)]
@@ -61,22 +60,6 @@ impl fmt::Debug for RedisUrl {
 impl Serialize for RedisUrl {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
-    }
-}
-
-/// The text of a URL with its user information and its query hidden: both may hold a password.
-///
-/// Works on texts that are no URLs too; where it is not clear which part is the password, nothing after the scheme is shown.
-pub(super) fn without_credentials(url: &str) -> String {
-    let after_scheme = url.find("://").map_or(0, |at| at + "://".len());
-    let (scheme, rest) = url.split_at(after_scheme);
-    let (query, user) = (rest.find('?'), rest.rfind('@'));
-    match (query, user) {
-        (None, None) => url.to_owned(),
-        (Some(query), None) => format!("{scheme}{}?{HIDDEN}", &rest[..query]),
-        (None, Some(user)) => format!("{scheme}{HIDDEN}{}", &rest[user..]),
-        (Some(query), Some(user)) if user < query => format!("{scheme}{HIDDEN}{}?{HIDDEN}", &rest[user..query]),
-        (Some(_), Some(_)) => format!("{scheme}{HIDDEN}"),
     }
 }
 

@@ -100,6 +100,7 @@ fn random_byte() -> u8 {
 async fn sweep(runtime: &Arc<Inner>, progress: &mut Progress) -> Result<PassedOver, StoreError> {
     let mut passed = PassedOver::default();
     runtime.store.synchronize_clock().await?;
+    passed.over(runtime.store.check_newcomers().await)?;
     passed.over(losses::look(runtime).await)?;
     if progress.gauges_at.is_none_or(|at| at.elapsed() >= GAUGES) {
         passed.over(set_gauges(runtime).await)?;

@@ -7,7 +7,6 @@ use redis::Value;
 use uuid::Uuid;
 
 use crate::error::StoreError;
-use crate::metrics;
 use crate::store::commit::{Durability, has_waitaof};
 use crate::store::nodes::{Kind as RedisKind, Master};
 use crate::store::record::SCHEMA;
@@ -31,7 +30,7 @@ pub struct Checked {
 /// What a Redis says of itself; `None` where it does not say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RedisFacts {
-    /// Which master of a cluster it is.
+    /// Where it is; `None` for the one server of a URL.
     pub node: Option<String>,
     /// Its version.
     pub version: Option<String>,
@@ -89,13 +88,13 @@ impl Store {
     /// Asks Redis about itself, each master of a cluster. What it is not allowed to say is `None`.
     pub async fn facts(&self) -> Result<Vec<RedisFacts>, StoreError> {
         let mut facts = Vec::new();
-        for master in self.inner.nodes.masters() {
-            facts.push(self.facts_of(&master).await?);
+        for (master, address) in self.inner.nodes.addresses() {
+            facts.push(self.facts_of(&master, address.as_deref()).await?);
         }
         Ok(facts)
     }
 
-    async fn facts_of(&self, master: &Master) -> Result<RedisFacts, StoreError> {
+    pub(super) async fn facts_of(&self, master: &Master, address: Option<&str>) -> Result<RedisFacts, StoreError> {
         let info = match self.on(master, redis::cmd("INFO")).await {
             Ok(Value::BulkString(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
             Ok(Value::VerbatimString { text, .. }) => text,
@@ -107,12 +106,8 @@ impl Store {
             let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
             line.map(|value| value.trim().to_owned())
         };
-        let node = match master {
-            Master::Only => None,
-            Master::At(address) => Some(address.to_string()),
-        };
         Ok(RedisFacts {
-            node,
+            node: address.map(str::to_owned),
             version: field("redis_version"),
             maxmemory_policy: field("maxmemory_policy"),
             maxmemory_bytes: field("maxmemory").and_then(|text| text.parse().ok()),
@@ -143,15 +138,16 @@ impl Store {
         let facts = self.facts().await?;
         let mut warnings = Vec::new();
         for facts in &facts {
-            self.check_facts(facts, &mut warnings)?;
+            let evicts = self.check_facts(facts, &mut warnings)?;
+            self.inner.masters.is_sound(facts.node.as_deref(), evicts);
         }
         self.check_schema().await?;
         self.identify().await?;
         Ok(Checked { kind: self.kind(), facts, warnings })
     }
 
-    /// Checks version and eviction of one master.
-    fn check_facts(&self, facts: &RedisFacts, warnings: &mut Vec<String>) -> Result<(), StoreError> {
+    /// Checks version, eviction and durability of one master. Whether it may evict, and somebody allowed that.
+    pub(super) fn check_facts(&self, facts: &RedisFacts, warnings: &mut Vec<String>) -> Result<bool, StoreError> {
         let redis = facts.node.as_ref().map_or_else(|| "redis".to_owned(), |node| format!("redis at {node}"));
         match &facts.version {
             Some(version) if !is_supported(version) => {
@@ -161,8 +157,9 @@ impl Store {
             Some(_) => {}
             None => warnings.push(format!("{redis} does not say its version: INFO is denied")),
         }
+        let mut evicts = false;
         match &facts.maxmemory_policy {
-            Some(policy) if policy == "noeviction" => metrics::eviction_allowed(0),
+            Some(policy) if policy == "noeviction" => {}
             Some(policy) => match self.inner.options.eviction {
                 Eviction::Refused => {
                     let detail = format!(
@@ -172,7 +169,7 @@ impl Store {
                     return Err(StoreError::fatal("EVICTION", detail));
                 }
                 Eviction::Allowed => {
-                    metrics::eviction_allowed(1);
+                    evicts = true;
                     warnings.push(format!(
                         "{redis} has maxmemory-policy {policy} and redis.allow_eviction is set: open jobs may be evicted"
                     ));
@@ -194,7 +191,7 @@ impl Store {
                 }
             }
         }
-        Ok(())
+        Ok(evicts)
     }
 
     /// Writes the schema if there is none, and refuses another one.
@@ -251,8 +248,9 @@ impl Store {
     /// left. In a cluster every master is asked: a job comes to any of them.
     ///
     /// # Errors
-    /// What a submit would meet.
+    /// What a submit would meet, or what is wrong with a master that came later: what a start would refuse.
     pub async fn canary(&self) -> Result<(), StoreError> {
+        self.inner.masters.all_sound()?;
         let absent = [0_u8; 16];
         let numbers = self.one_of_each_master();
         let script = |number: &str, command: &str, script: &str| {

@@ -11,11 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use redis::{Cmd, Pipeline, Value};
+use redis::{Cmd, Pipeline, ServerError, Value};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::error::{Refusal, StoreError};
+use crate::metrics;
 use crate::place::NodeUrl;
 use crate::store::dial::Dial;
 use crate::store::lanes::{Came, Lanes};
@@ -172,7 +173,10 @@ impl Cluster {
             let detail = failed.map_or_else(String::new, |error| error.to_string());
             return Err(StoreError::Ambiguous { detail: format!("its hint was not confirmed: {detail}") });
         }
-        keep(&mut values, &last, self.gather(&pick(commands, &last)).await);
+        // A script that its node has forgotten was not run: what stands behind it is sent behind its whole text.
+        if !matches!(&value, Value::ServerError(error) if retry::is_noscript(error)) {
+            keep(&mut values, &last, self.gather(&pick(commands, &last)).await);
+        }
         values[main] = value;
         Ok((values, came))
     }
@@ -228,23 +232,40 @@ impl Cluster {
     ) {
         let mut sent_on: Option<(Arc<str>, bool)> = None;
         for (place, value) in part.places.iter().zip(values) {
-            let redirect = if turn < REDIRECTS_MAX { Redirect::read(&part.node, &value) } else { None };
+            let redirect = match Redirect::read(&part.node, &value) {
+                Some(_) if turn == REDIRECTS_MAX => {
+                    metrics::redirect("exhausted");
+                    None
+                }
+                redirect => redirect,
+            };
             match redirect {
                 Some(Redirect::Moved { slot, to }) => {
+                    metrics::redirect("moved");
                     self.moved(slot, &to);
                     let to: Arc<str> = Arc::from(to);
                     add(further, &to, *place, false);
                     sent_on = Some((to, false));
                 }
                 Some(Redirect::Ask { to }) => {
+                    metrics::redirect("ask");
                     let to: Arc<str> = Arc::from(to);
                     add(further, &to, *place, true);
                     sent_on = Some((to, true));
                 }
                 None => {
-                    if says_amiss(&value) {
-                        self.read_again();
-                    }
+                    let value = match value {
+                        Value::ServerError(error) => {
+                            if error.code() == "TRYAGAIN" {
+                                metrics::redirect("tryagain");
+                            }
+                            if says_amiss(&error) {
+                                self.read_again();
+                            }
+                            retry::told_by(&part.node, &error)
+                        }
+                        value => value,
+                    };
                     answers[*place] = Some(Ok((value, came.clone())));
                     // What goes with its neighbour, and came too early now.
                     if let Some((to, asking)) = &sent_on
@@ -341,7 +362,10 @@ impl Cluster {
                     tokio::time::sleep(pause).await;
                     match read_map(&cluster.url, &cluster.opening.dial, &cluster.candidates()).await {
                         Ok(map) => break map,
-                        Err(error) => tracing::debug!(%error, "no node of the cluster says who has which slot"),
+                        Err(error) => {
+                            metrics::map_read("failed");
+                            tracing::debug!(%error, "no node of the cluster says who has which slot");
+                        }
                     }
                     pause = (pause * 2).clamp(REFRESH_PAUSE, REFRESH_PAUSE_MAX);
                 }
@@ -364,6 +388,7 @@ impl Cluster {
 
     fn replace(&self, map: SlotMap) {
         let mut known = self.map.lock().unwrap_or_else(PoisonError::into_inner);
+        metrics::map_read(if **known == map { "same" } else { "changed" });
         if known.masters() != map.masters() {
             tracing::info!(masters = ?map.masters(), "the cluster has other masters");
         }
@@ -445,13 +470,12 @@ async fn read_map(url: &NodeUrl, dial: &Dial, nodes: &[String]) -> Result<SlotMa
 }
 
 /// Whether a node says that the cluster, or its part in it, is not what it was.
-fn says_amiss(value: &Value) -> bool {
-    matches!(value, Value::ServerError(error)
-        if matches!(error.code(), "MOVED" | "CLUSTERDOWN" | "MASTERDOWN" | "READONLY" | "LOADING"))
+fn says_amiss(error: &ServerError) -> bool {
+    matches!(error.code(), "MOVED" | "CLUSTERDOWN" | "MASTERDOWN" | "READONLY" | "LOADING")
 }
 
 /// The same error, with the node that it came from.
-fn at(node: &str, error: StoreError) -> StoreError {
+pub(super) fn at(node: &str, error: StoreError) -> StoreError {
     match error {
         StoreError::NotExecuted { code, detail } => StoreError::NotExecuted { code, detail: format!("{node}: {detail}") },
         StoreError::Ambiguous { detail } => StoreError::Ambiguous { detail: format!("{node}: {detail}") },

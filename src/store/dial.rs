@@ -7,8 +7,9 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo as _};
 
 use crate::error::{Refusal, StoreError};
+use crate::place::without_credentials;
 use crate::policy::TCP_USER_TIMEOUT;
-use crate::store::{StoreOptions, without_password};
+use crate::store::StoreOptions;
 
 /// The settings of every connection.
 #[derive(Clone)]
@@ -79,6 +80,6 @@ pub(crate) async fn take(pool: &Pool) -> Result<MultiplexedConnection, StoreErro
 }
 
 pub(crate) fn cannot(url: &str, error: &dyn std::fmt::Display) -> StoreError {
-    let detail = format!("cannot connect to redis at {}: {error}", without_password(url));
+    let detail = format!("cannot connect to redis at {}: {error}", without_credentials(url));
     StoreError::NotExecuted { code: Refusal::Connect, detail }
 }

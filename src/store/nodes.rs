@@ -3,15 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use redis::{Cmd, Pipeline, Value};
 
 use crate::error::StoreError;
-use crate::store::cluster::{Before, Cluster};
+use crate::store::cluster::{Before, Cluster, at};
 use crate::store::lanes::{Came, Lanes};
 use crate::store::retry;
 use crate::store::sentinel::Sentinels;
 
-/// What only a cluster or sentinels need is boxed: calls to one server carry none of it.
+/// What only a cluster or sentinels need is boxed: calls to one server carry none of it, and no type of a caller's grows by it.
 pub(crate) enum Nodes {
     /// One server.
     One { lanes: Arc<Lanes>, client: Box<redis::Client> },
@@ -75,6 +76,17 @@ impl Nodes {
         }
     }
 
+    /// Every master with its address; none of a single server's.
+    pub(crate) fn addresses(&self) -> Vec<(Master, Option<Arc<str>>)> {
+        match self {
+            Nodes::One { .. } => vec![(Master::Only, None)],
+            Nodes::Sentinel { sentinels, .. } => vec![(Master::Only, sentinels.named_last())],
+            Nodes::Cluster(cluster) => {
+                cluster.masters().into_iter().map(|node| (Master::At(Arc::clone(&node)), Some(node))).collect()
+            }
+        }
+    }
+
     /// The master of a key; `None` if the map has none.
     pub(crate) fn master_of(&self, key: &[u8]) -> Option<Master> {
         match self {
@@ -94,7 +106,7 @@ impl Nodes {
     /// Sends a command to one master; an error of Redis is an error.
     pub(crate) async fn on(&self, master: &Master, command: Cmd) -> Result<Value, StoreError> {
         match (self, master) {
-            (Nodes::Cluster(cluster), Master::At(node)) => Box::pin(cluster.on(node, &command)).await,
+            (Nodes::Cluster(cluster), Master::At(node)) => cluster.on(node, &command).boxed().await,
             _ => match self.send(vec![command]).await?.swap_remove(0) {
                 Value::ServerError(error) => Err(retry::of_server(&error)),
                 value => Ok(value),
@@ -105,8 +117,9 @@ impl Nodes {
     /// Sends commands that do not depend on each other unless they are of one key; an error of Redis is a value.
     pub(crate) async fn send(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
         match self {
-            Nodes::One { lanes, .. } | Nodes::Sentinel { lanes, .. } => in_one(lanes, commands).await.map(|(values, _)| values),
-            Nodes::Cluster(cluster) => Box::pin(cluster.send(&commands)).await,
+            Nodes::One { lanes, .. } => in_one(lanes, commands).await.map(|(values, _)| values),
+            Nodes::Sentinel { lanes, sentinels } => named(sentinels, in_one(lanes, commands).await).map(|(values, _)| values),
+            Nodes::Cluster(cluster) => cluster.send(&commands).boxed().await,
         }
     }
 
@@ -118,8 +131,9 @@ impl Nodes {
         before: Before,
     ) -> Result<(Vec<Value>, Came), StoreError> {
         match self {
-            Nodes::One { lanes, .. } | Nodes::Sentinel { lanes, .. } => in_one(lanes, commands).await,
-            Nodes::Cluster(cluster) => Box::pin(cluster.send_around(&commands, main, before)).await,
+            Nodes::One { lanes, .. } => in_one(lanes, commands).await,
+            Nodes::Sentinel { lanes, sentinels } => named(sentinels, in_one(lanes, commands).await),
+            Nodes::Cluster(cluster) => cluster.send_around(&commands, main, before).boxed().await,
         }
     }
 
@@ -148,7 +162,20 @@ impl Nodes {
     }
 }
 
-async fn in_one(lanes: &Arc<Lanes>, commands: Vec<Cmd>) -> Result<(Vec<Value>, Came), StoreError> {
+type Sent = Result<(Vec<Value>, Came), StoreError>;
+
+/// The same, with the master's address in what it refused.
+fn named(sentinels: &Sentinels, sent: Sent) -> Sent {
+    let Some(address) = sentinels.named_last() else { return sent };
+    let (values, came) = sent.map_err(|error| at(&address, error))?;
+    let value = |value| match value {
+        Value::ServerError(error) => retry::told_by(&address, &error),
+        value => value,
+    };
+    Ok((values.into_iter().map(value).collect(), came))
+}
+
+async fn in_one(lanes: &Arc<Lanes>, commands: Vec<Cmd>) -> Sent {
     let replies = commands.len();
     let mut pipeline = Pipeline::with_capacity(replies);
     for command in commands {

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use redis::{RedisError, ServerError};
+use redis::{RedisError, ServerError, Value};
 
 use crate::error::{Refusal, StoreError};
 
@@ -53,6 +53,13 @@ pub(crate) fn of_server(error: &ServerError) -> StoreError {
         _ => return StoreError::fatal(code, detail),
     };
     StoreError::NotExecuted { code: refusal, detail }
+}
+
+/// The same error of Redis, with the node that it came from in its words.
+pub(crate) fn told_by(node: &str, error: &ServerError) -> Value {
+    // Such an error is made in no other way.
+    let line = format!("-{} {node}: {}\r\n", error.code(), error.details().unwrap_or_default());
+    redis::parse_redis_value(line.as_bytes()).unwrap_or_else(|_| Value::ServerError(error.clone()))
 }
 
 /// Whether Redis has forgotten the script.

@@ -68,6 +68,11 @@ impl Sentinels {
         self.master().await.map(|master| self.url.of(&master.address))
     }
 
+    /// The address of the master that they named last.
+    pub(crate) fn named_last(&self) -> Option<Arc<str>> {
+        self.known().master.as_ref().map(|master| Arc::clone(&master.address))
+    }
+
     pub(crate) fn service(&self) -> &str {
         &self.service
     }

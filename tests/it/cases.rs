@@ -321,6 +321,15 @@ async fn an_evicting_redis_is_refused_unless_somebody_takes_the_risk() {
     assert!(checked.warnings.iter().any(|warning| warning.contains("allkeys-lru")), "{:?}", checked.warnings);
 }
 
+/// The password of a socket's URL stands in its query, and was told with it.
+#[tokio::test]
+async fn a_redis_that_is_not_there_is_told_without_its_password() {
+    for url in ["redis+unix:///nowhere/redis.sock?user=app&pass=hunter2", "redis://app:hunter2@127.0.0.1:1"] {
+        let Err(refused) = Store::connect(StoreOptions::new(url)).await else { panic!("nothing is there") };
+        assert!(refused.to_string().contains("cannot connect") && !refused.to_string().contains("hunter2"), "{refused}");
+    }
+}
+
 #[tokio::test]
 async fn a_redis_that_does_not_talk_about_itself_is_a_warning() {
     let redis = Redis::start().await;

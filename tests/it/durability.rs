@@ -11,10 +11,12 @@ use onejob::store::{Durability, Store, StoreOptions};
 use serde_json::Value;
 
 use crate::http_support::{Client, Served, route, serve_with};
-use crate::support::{Redis, SOON, simulated, until};
+use crate::support::{Redis, SOON, simulated, standalone_only, until};
 
 mod levels;
 
+/// Why nothing here is for a cluster.
+const LEVELS: &str = "levels of durability are for a single server yet: in a cluster all but memory is refused at the start";
 /// How long replicas have for a write. A healthy one takes a millisecond; the machine may be busy.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -117,6 +119,9 @@ async fn only_job(redis: &Redis) -> onejob::job::Identity {
 
 #[tokio::test]
 async fn what_no_replica_has_is_not_sent() {
+    if standalone_only(LEVELS) {
+        return;
+    }
     let pair = Pair::start().await;
     let gateway = pair.gateway().await;
     let alice = gateway.client.with_token("alice");
@@ -143,6 +148,9 @@ async fn what_no_replica_has_is_not_sent() {
 
 #[tokio::test]
 async fn an_ending_that_no_replica_has_is_not_told() {
+    if standalone_only(LEVELS) {
+        return;
+    }
     let pair = Pair::start().await;
     let gateway = pair.gateway().await;
     let (alice, operator) = (gateway.client.with_token("alice"), gateway.client.with_token("operator"));
@@ -184,6 +192,9 @@ async fn an_ending_that_no_replica_has_is_not_told() {
 
 #[tokio::test]
 async fn a_result_is_kept_in_hand_until_a_replica_has_it() {
+    if standalone_only(LEVELS) {
+        return;
+    }
     let pair = Pair::start().await;
     let gateway = pair.gateway().await;
     let alice = gateway.client.with_token("alice");
@@ -208,6 +219,9 @@ async fn a_result_is_kept_in_hand_until_a_replica_has_it() {
 
 #[tokio::test]
 async fn a_cancel_that_no_replica_has_is_not_acknowledged() {
+    if standalone_only(LEVELS) {
+        return;
+    }
     let pair = Pair::start().await;
     let gateway = pair.gateway().await;
     let alice = gateway.client.with_token("alice");
@@ -224,6 +238,9 @@ async fn a_cancel_that_no_replica_has_is_not_acknowledged() {
 
 #[tokio::test]
 async fn work_without_effects_is_begun_without_a_replica() {
+    if standalone_only(LEVELS) {
+        return;
+    }
     let pair = Pair::start().await;
     let gateway = pair.gateway().await;
     let alice = gateway.client.with_token("alice");
@@ -239,6 +256,9 @@ async fn work_without_effects_is_begun_without_a_replica() {
 
 #[tokio::test]
 async fn many_calls_wait_for_the_replica_together() {
+    if standalone_only(LEVELS) {
+        return;
+    }
     const CALLS: usize = 64;
     let pair = Pair::start().await;
     let gateway = pair.gateway().await;
@@ -275,6 +295,9 @@ async fn many_calls_wait_for_the_replica_together() {
 
 #[tokio::test]
 async fn a_commit_lane_that_breaks_is_built_anew_and_proves_again() {
+    if standalone_only(LEVELS) {
+        return;
+    }
     let pair = Pair::start().await;
     let gateway = pair.gateway().await;
     let alice = gateway.client.with_token("alice");
@@ -300,6 +323,9 @@ async fn connect(redis: &Redis, durability: Durability) -> Result<Vec<String>, S
 
 #[tokio::test]
 async fn a_file_that_is_not_on_disk_first_is_not_durable() {
+    if standalone_only(LEVELS) {
+        return;
+    }
     let redis = Redis::start_with(&["--appendonly", "yes", "--appendfsync", "everysec"]).await;
     let refused = connect(&redis, Durability::Fsync).await.unwrap_err();
     assert!(refused.to_string().contains("appendfsync is everysec"), "{refused}");
@@ -331,6 +357,9 @@ async fn a_file_that_is_not_on_disk_first_is_not_durable() {
 
 #[tokio::test]
 async fn without_its_replicas_a_gateway_starts_and_says_so() {
+    if standalone_only(LEVELS) {
+        return;
+    }
     let redis = Redis::start().await;
     let warnings = connect(&redis, Durability::Replicated(2)).await.unwrap();
     assert!(warnings.iter().any(|warning| warning.contains("0 of 2 replicas are connected")), "{warnings:?}");
@@ -339,6 +368,9 @@ async fn without_its_replicas_a_gateway_starts_and_says_so() {
 
 #[tokio::test]
 async fn at_memory_nothing_waits_and_nothing_is_written_besides() {
+    if standalone_only(LEVELS) {
+        return;
+    }
     let pair = Pair::start().await;
     pair.master.command::<()>(&["CONFIG", "RESETSTAT"]).await;
     let gateway = pair.gateway_at(Durability::Memory).await;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::http_support::{Site, serve};
-use crate::support::{SOON, until};
+use crate::support::{SOON, standalone_only, until};
 
 /// Created on one gateway, waited for on another: the wake-up comes by a message, not by the slow poll behind it.
 #[tokio::test]
@@ -103,11 +103,10 @@ async fn a_stopped_runtime_takes_no_job() {
 /// Who waits where the job runs is told by the call that claims its result: the record is not read at all.
 #[tokio::test]
 async fn a_job_that_is_waited_for_where_it_runs_is_never_read() {
-    let site = Site::start().await;
-    // There no read asks for the role.
-    if site.redis.is_cluster() {
+    if standalone_only("no read asks for the role in a cluster") {
         return;
     }
+    let site = Site::start().await;
     let alice = site.alice();
     site.redis.command::<()>(&["CONFIG", "RESETSTAT"]).await;
     for round in 0..5 {

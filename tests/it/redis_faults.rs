@@ -18,7 +18,7 @@ use crate::fleet::dice::setting;
 use crate::fleet::intent::{Expect, Intent};
 use crate::fleet::judge::{judge, rest};
 use crate::fleet::proxy::Mode;
-use crate::support::{SOON, until, until_within};
+use crate::support::{SOON, standalone_only, until, until_within};
 
 /// Clients that submit at once.
 const CLIENTS: usize = 4;
@@ -443,6 +443,9 @@ async fn without_replicas_that_it_insists_on_new_jobs_are_refused() {
 /// A lane that found itself on a replica was built anew at every call, forty times a second.
 #[tokio::test]
 async fn a_replica_is_not_connected_to_again_and_again() {
+    if standalone_only("REPLICAOF is not for nodes of a cluster") {
+        return;
+    }
     endure(Fault::Replica, SHORT).await;
 }
 

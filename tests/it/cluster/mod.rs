@@ -5,6 +5,10 @@
 
 mod load;
 mod node;
+mod six;
+mod turns;
+mod visitors;
+mod watched;
 
 use std::time::Instant;
 
@@ -35,9 +39,9 @@ fn slot_of(tag: &str) -> u16 {
     tag.bytes().fold(0, byte) % 16_384
 }
 
-/// Some keys whose jobs are in one slot of the first third.
-fn keys_of_one_slot(count: usize) -> (u16, Vec<String>) {
-    let slot = |number: usize| slot_of(&Identity::of(&digest("shop", &format!("hot-{number}"))).to_string());
+/// Some keys of an owner whose jobs are in one slot of the first third.
+fn keys_of_one_slot(owner: &str, count: usize) -> (u16, Vec<String>) {
+    let slot = |number: usize| slot_of(&Identity::of(&digest(owner, &format!("hot-{number}"))).to_string());
     let chosen = (0..).map(slot).find(|slot| *slot < 5_461).unwrap();
     (chosen, (0..).filter(|number| slot(*number) == chosen).map(|number| format!("hot-{number}")).take(count).collect())
 }
@@ -51,7 +55,7 @@ async fn a_slot_that_moves_both_ways_under_load_moves_no_job_out_of_reach() {
     assert_eq!(store.kind(), RedisKind::Cluster { masters: 3 });
     store.canary().await.unwrap();
     let load = Load::start(&store, "slot", Errors::Never);
-    let (slot, keys) = keys_of_one_slot(4);
+    let (slot, keys) = keys_of_one_slot("shop", 4);
     let mut beating = Vec::new();
     let (beat, mut beats) = mpsc::channel(1);
     for key in &keys {
@@ -74,29 +78,16 @@ async fn a_slot_that_moves_both_ways_under_load_moves_no_job_out_of_reach() {
         }));
     }
     let began = Instant::now();
-    let slot = slot.to_string();
     for (from, to) in [(0, 2), (2, 0)] {
         let (from, to) = (&cluster.masters[from], &cluster.masters[to]);
-        let (from_id, to_id) = (from.id().await, to.id().await);
-        to.tell::<()>(&["SCRIPT", "FLUSH"]).await;
-        to.tell::<()>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]).await;
-        from.tell::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).await;
-        let port = to.port.to_string();
-        let mut moved = 0;
-        loop {
-            let some: Vec<String> = from.tell(&["CLUSTER", "GETKEYSINSLOT", &slot, "1"]).await;
-            let Some(key) = some.first() else { break };
-            from.tell::<String>(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]).await;
-            moved += 1;
-            // Every job is asked for meanwhile, some here and some there.
+        // Every job is asked for meanwhile, some here and some there.
+        let moved = cluster.move_slot(slot, from, to, async || {
             for _ in 0..12 {
                 beats.recv().await.unwrap();
             }
-        }
+        });
+        let moved = moved.await;
         assert!(moved >= keys.len(), "{moved} keys moved");
-        for node in [to, from, &cluster.masters[1]] {
-            node.tell::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]).await;
-        }
         for _ in 0..12 {
             beats.recv().await.unwrap();
         }
@@ -168,8 +159,11 @@ async fn a_claim_whose_hint_another_master_refuses_is_not_made() {
     cluster.masters[0].tell::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
     let refused = Call::Submit(claim.clone()).send(&store).await.unwrap_err();
     assert!(matches!(refused, StoreError::NotExecuted { code: Refusal::Oom, .. }), "{refused}");
+    let who = cluster.masters[0].address();
+    assert!(refused.to_string().contains(&who), "{refused} names {who}");
     assert_eq!(store.read_job(claim.identity()).await.unwrap(), Read::NotFound);
-    store.canary().await.unwrap_err();
+    let refused = store.canary().await.unwrap_err();
+    assert!(refused.to_string().contains(&who), "{refused} names {who}");
     cluster.masters[0].tell::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
     store.canary().await.unwrap();
     let created = Call::Submit(claim).send(&store).await.unwrap();

@@ -16,6 +16,8 @@ pub struct Node {
     child: Child,
     pub port: u16,
     bus: u16,
+    /// `:password@`, where it requires one.
+    user: String,
     directory: TempDir,
 }
 
@@ -37,16 +39,22 @@ impl Node {
             command.arg("--sentinel");
         }
         let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let node = Node { child: command.spawn().expect("redis-server, 7.0 or newer, is installed"), port, bus, directory };
+        let password = settings.iter().find_map(|setting| setting.strip_prefix("requirepass "));
+        let user = password.map_or(String::new(), |password| format!(":{password}@"));
+        let node = Node { child: command.spawn().expect("redis-server, 7.0 or newer, is installed"), port, bus, user, directory };
         until("a node answers", async || node.ask::<String>(&["PING"]).await.is_ok()).await;
         node
     }
 
     /// Starts a node of a cluster, without a slot yet.
     pub async fn of_cluster() -> Node {
+        Node::of_cluster_with("maxmemory-policy noeviction").await
+    }
+
+    pub async fn of_cluster_with(setting: &str) -> Node {
         Node::start(&[
             "save \"\"",
-            "maxmemory-policy noeviction",
+            setting,
             "cluster-enabled yes",
             "cluster-port {bus}",
             "cluster-node-timeout 1000",
@@ -65,7 +73,7 @@ impl Node {
     pub async fn ask<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
         let config =
             redis::AsyncConnectionConfig::new().set_connection_timeout(Some(PATIENCE)).set_response_timeout(Some(PATIENCE));
-        let client = redis::Client::open(format!("redis://{}", self.address()))?;
+        let client = redis::Client::open(format!("redis://{}{}", self.user, self.address()))?;
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connection).await
     }
@@ -85,6 +93,13 @@ impl Node {
         info.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned()))
     }
 
+    /// How often it was called by one command since its statistics were reset.
+    pub async fn calls(&self, command: &str) -> u64 {
+        let line = self.info("commandstats", &format!("cmdstat_{command}")).await.unwrap_or_default();
+        let calls = line.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
+        calls.map_or(0, |calls| calls.parse().unwrap())
+    }
+
     pub async fn is_master(&self) -> bool {
         self.info("replication", "role").await.is_some_and(|role| role == "master")
     }
@@ -97,6 +112,11 @@ impl Node {
             replica.info("replication", "slave_repl_offset").await.is_some_and(|there| there == here)
         })
         .await;
+        self.die();
+    }
+
+    /// Dies at once.
+    pub fn die(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -150,6 +170,14 @@ impl ThreeMasters {
         cluster
     }
 
+    /// Takes a node in, without a slot yet.
+    pub async fn take_in(&mut self, node: Node) {
+        let (port, bus) = (node.port.to_string(), node.bus.to_string());
+        self.masters[0].tell::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]).await;
+        self.masters.push(node);
+        self.agree().await;
+    }
+
     /// Waits until every node that lives has every slot in its map.
     pub async fn agree(&self) {
         let began = Instant::now();
@@ -164,6 +192,30 @@ impl ThreeMasters {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
+    }
+
+    /// Moves a slot from one master to another, key by key, as `redis-cli --cluster reshard` does; so many keys were moved. The one
+    /// that takes it knows no script.
+    pub async fn move_slot(&self, slot: u16, from: &Node, to: &Node, mut after_each: impl AsyncFnMut()) -> usize {
+        let (slot, port) = (slot.to_string(), to.port.to_string());
+        let (from_id, to_id) = (from.id().await, to.id().await);
+        to.tell::<()>(&["SCRIPT", "FLUSH"]).await;
+        to.tell::<()>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]).await;
+        from.tell::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).await;
+        let mut moved = 0;
+        loop {
+            let some: Vec<String> = from.tell(&["CLUSTER", "GETKEYSINSLOT", &slot, "1"]).await;
+            let Some(key) = some.first() else { break };
+            from.tell::<String>(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]).await;
+            moved += 1;
+            after_each().await;
+        }
+        // The new owner first: the old one would send to one that does not know it yet.
+        let others = self.masters.iter().filter(|node| node.port != from.port && node.port != to.port);
+        for node in [to, from].into_iter().chain(others) {
+            node.tell::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]).await;
+        }
+        moved
     }
 
     pub fn url(&self) -> String {

@@ -79,7 +79,7 @@ impl Fleet {
         let redis = DurableRedis::start(directory.path()).await;
         let mut started = Vec::new();
         for number in 0..gateways {
-            let proxy = Proxy::start(redis.socket());
+            let proxy = Proxy::start(redis.socket(), redis.announced());
             started.push(Gateway::start(number, directory.path(), config_file.clone(), proxy).await);
         }
         Fleet { redis, gateways: started, provider, directory: Some(directory) }

@@ -1,4 +1,5 @@
-//! A wire to Redis that breaks on demand. It carries bytes and understands none of them: what it loses was executed.
+//! A wire to Redis that breaks on demand. It carries bytes and understands none of them: what it loses was executed. But a node of
+//! a cluster says where it is, and who were called there would go past the wire: that place is the wire's own.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -33,6 +34,8 @@ pub enum Mode {
 
 struct Shared {
     upstream: PathBuf,
+    /// How a node of a cluster says where it is, and how it is to say it.
+    place: Option<(Vec<u8>, Vec<u8>)>,
     mode: watch::Sender<Mode>,
     /// So many replies more are lost: the connection is cut when one arrives.
     lose: AtomicU32,
@@ -48,18 +51,23 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    pub fn start(upstream: PathBuf) -> Proxy {
+    /// `announced` is the port that a node of a cluster tells.
+    pub fn start(upstream: PathBuf, announced: Option<&str>) -> Proxy {
         let socket = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).expect("a port");
         let addr = socket.local_addr().expect("a port");
         let stop = CancellationToken::new();
         let (mode, _) = watch::channel(Mode::Pass);
-        let shared = Arc::new(Shared { upstream, mode, lose: AtomicU32::new(0), lost: AtomicU64::new(0), stop: stop.clone() });
+        let told = |port: &str| format!("$9\r\n127.0.0.1\r\n:{port}\r\n").into_bytes();
+        let place = announced.map(|port| (told(port), told(&addr.port().to_string())));
+        let shared =
+            Arc::new(Shared { upstream, place, mode, lose: AtomicU32::new(0), lost: AtomicU64::new(0), stop: stop.clone() });
         tokio::spawn(serve(socket, addr, Arc::clone(&shared)));
         Proxy { addr, shared, _stop: stop.drop_guard() }
     }
 
     pub fn url(&self) -> String {
-        format!("redis://{}", self.addr)
+        let scheme = if self.shared.place.is_some() { "redis+cluster" } else { "redis" };
+        format!("{scheme}://{}", self.addr)
     }
 
     pub fn set(&self, mode: Mode) {
@@ -78,6 +86,13 @@ impl Proxy {
 }
 
 impl Shared {
+    /// What a node says, with the wire's own place in it. It says where it is in one piece.
+    fn placed(&self, chunk: Bytes) -> Bytes {
+        let Some((theirs, ours)) = &self.place else { return chunk };
+        let Some(at) = chunk.windows(theirs.len()).position(|part| part == theirs) else { return chunk };
+        [&chunk[..at], ours, &chunk[at + theirs.len()..]].concat().into()
+    }
+
     /// Whether this reply is one of those to lose.
     fn loses(&self) -> bool {
         let taken = self.lose.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |lose| lose.checked_sub(1));
@@ -146,7 +161,7 @@ async fn carry(client: TcpStream, shared: &Shared) {
     let arrive = async {
         let mut bytes = BytesMut::with_capacity(64 << 10);
         while let Ok(1..) = answers.read_buf(&mut bytes).await {
-            let chunk = bytes.split().freeze();
+            let chunk = shared.placed(bytes.split().freeze());
             let now = Instant::now();
             let (at, fate) = match *shared.mode.borrow() {
                 _ if shared.loses() => (now, Fate::Cut),

@@ -1,5 +1,5 @@
 //! A Redis that loses nothing it has answered: an append-only file synced at each write, a process that may be killed and
-//! started again on the same socket and data.
+//! started again on the same socket and data. Where each Redis of a run is a cluster, it is one of one node.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,6 +12,7 @@ use tokio::sync::Mutex;
 
 use super::signal;
 use crate::support::SOON;
+use crate::support::server::{as_cluster, free_ports};
 
 /// How long an administrator's command may take.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,14 +23,22 @@ const START_PAUSE: Duration = Duration::from_millis(5);
 /// The server; whoever changes how it is holds it meanwhile.
 pub struct DurableRedis {
     directory: PathBuf,
+    /// Its port and its bus, if it is a cluster.
+    ports: Option<(String, String)>,
     child: Mutex<Option<Child>>,
 }
 
 impl DurableRedis {
     pub async fn start(directory: &Path) -> DurableRedis {
-        let redis = DurableRedis { directory: directory.to_owned(), child: Mutex::new(None) };
+        let ports = as_cluster().then(free_ports);
+        let redis = DurableRedis { directory: directory.to_owned(), ports, child: Mutex::new(None) };
         redis.run(&mut *redis.child.lock().await).await;
         redis
+    }
+
+    /// The port where it says that it is, if it is a cluster.
+    pub fn announced(&self) -> Option<&str> {
+        self.ports.as_ref().map(|(port, _)| port.as_str())
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -43,7 +52,7 @@ impl DurableRedis {
     async fn run(&self, child: &mut Option<Child>) {
         let mut command = Command::new("redis-server");
         command
-            .args(["--port", "0", "--save", "", "--appendonly", "yes", "--appendfsync", "always"])
+            .args(["--save", "", "--appendonly", "yes", "--appendfsync", "always"])
             .args(["--maxmemory-policy", "noeviction", "--unixsocket"])
             .arg(self.socket())
             .arg("--dir")
@@ -54,11 +63,25 @@ impl DurableRedis {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .kill_on_drop(true);
+        match &self.ports {
+            None => command.args(["--port", "0"]),
+            Some((port, bus)) => command
+                .args(["--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1", "--bind", "127.0.0.1"])
+                .args(["--port", port, "--cluster-port", bus]),
+        };
         *child = Some(command.spawn().expect("redis-server, 7.0 or newer, is installed"));
         let deadline = Instant::now() + SOON;
         while !self.ask::<String>(&["PING"]).await.is_ok_and(|pong| pong == "PONG") {
             assert!(Instant::now() < deadline, "redis does not answer within {SOON:?}, see {}", self.directory.display());
             tokio::time::sleep(START_PAUSE).await;
+        }
+        if self.ports.is_some() {
+            // Refused if it has them already.
+            let _ = self.ask::<()>(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).await;
+            while self.ask::<()>(&["EXISTS", "{test}"]).await.is_err() {
+                assert!(Instant::now() < deadline, "the cluster does not take its slots, see {}", self.directory.display());
+                tokio::time::sleep(START_PAUSE).await;
+            }
         }
     }
 

@@ -89,7 +89,7 @@ async fn a_word_whose_answer_is_lost_is_said_again_and_counts_once() {
     site.mark("suspend").await.expect(0);
     // More often than the store tries by itself.
     let times = Arc::new(AtomicU32::new(7));
-    let addr = cutter(site.redis.url(), "it lies", Arc::clone(&times)).await;
+    let addr = cutter(site.redis.socket(), "it lies", Arc::clone(&times)).await;
     let url = format!("redis.url=redis://{addr}");
     let revoke = [&["--set", &url, "revoke"], &PAIR[..], &["--reason", "it lies", "--actor", "ada"]].concat();
     let told = site.run(&revoke).await.expect(0);

@@ -14,6 +14,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, UnixStream};
 
 use super::{Setup, Shop, ended, settled, slot, states, submission, until};
+use crate::support::standalone_only;
 
 /// As in production: a store that does not wait for a Redis that is away.
 fn impatient(setup: &mut Setup) {
@@ -118,11 +119,10 @@ async fn locate_order(runtime: &onejob::runtime::Runtime) -> onejob::job::JobId 
 /// A replica answers reads too, and may be behind.
 #[tokio::test]
 async fn a_job_is_not_read_from_a_replica() {
-    let shop = Shop::open().await;
-    // There a replica sends us on.
-    if shop.redis.is_cluster() {
+    if standalone_only("a replica in a cluster sends a reader on to its master") {
         return;
     }
+    let shop = Shop::open().await;
     let runtime = shop.gateway_with(impatient).await;
     let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
     ended(&runtime, id).await;
@@ -161,11 +161,10 @@ async fn swallower(socket: &str, swallow: Arc<AtomicBool>) -> SocketAddr {
 /// never ended.
 #[tokio::test]
 async fn replies_that_come_a_call_late_cost_a_connection_and_no_result() {
-    let shop = Shop::open().await;
-    // Its nodes are called where they say that they are, not through what stands between.
-    if shop.redis.is_cluster() {
+    if standalone_only("nodes are called where they say that they are, not through what stands between") {
         return;
     }
+    let shop = Shop::open().await;
     shop.inkjet.set_behaviour("delay=300ms").unwrap();
     let swallow = Arc::new(AtomicBool::new(false));
     let addr = swallower(shop.redis.url().trim_start_matches("redis+unix://"), Arc::clone(&swallow)).await;

@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
 use super::{Redis, simulated};
+use crate::http_support::raw;
 
 /// Longer than a start or an end takes, also on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -204,6 +205,18 @@ impl Gateway {
     /// A job's document.
     pub async fn job(&self, id: &str) -> Option<Answer> {
         self.send("GET", &format!("/v1/jobs/{id}"), &[], "").await
+    }
+
+    /// A page that is not about jobs, with its head.
+    pub async fn page(&self, path: &str) -> String {
+        raw(self.addr(), format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).await
+    }
+
+    /// What it has counted in one series.
+    pub async fn count(&self, series: &str) -> u64 {
+        let page = self.page("/metrics").await;
+        let count = page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok());
+        count.unwrap_or_else(|| panic!("{series} is not there: {page}"))
     }
 
     pub fn signal(&self, signal: Signal) {

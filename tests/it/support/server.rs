@@ -35,9 +35,7 @@ pub(crate) struct Server {
 impl Server {
     /// Starts a server that keeps nothing on disk and evicts nothing; later arguments win.
     pub(crate) fn start(arguments: &[&str]) -> Self {
-        #[expect(clippy::disallowed_methods, reason = "a setting of the tests, not of the program")]
-        let alone = std::env::var_os(AS_CLUSTER).is_none_or(|text| text.is_empty());
-        if alone {
+        if !as_cluster() {
             return Self::start_on(&["--port", "0"], arguments).unwrap_or_else(|told| panic!("{told}"));
         }
         let mut told = String::new();
@@ -133,6 +131,13 @@ impl Drop for Server {
     }
 }
 
+/// Whether this run is one in which each Redis is a cluster.
+pub(crate) fn as_cluster() -> bool {
+    #[expect(clippy::disallowed_methods, reason = "a setting of the tests, not of the program")]
+    let text = std::env::var_os(AS_CLUSTER);
+    text.is_some_and(|text| !text.is_empty())
+}
+
 fn answers(socket: &Path) -> bool {
     let Ok(mut stream) = UnixStream::connect(socket) else { return false };
     let mut reply = [0; 5];
@@ -151,7 +156,7 @@ fn ask(socket: &Path, command: &str) -> String {
 }
 
 /// Two ports that nobody has at the moment.
-fn free_ports() -> (String, String) {
+pub(crate) fn free_ports() -> (String, String) {
     let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
     let [port, bus] = listeners.map(|listener| listener.local_addr().expect("its port").port().to_string());
     (port, bus)
