@@ -53,7 +53,7 @@ series:  ## whether the number of metric series stays the same over 100,000 keys
 storm: setup-run  ## some minutes of load on three gateways while everything breaks; ONEJOB_SEED=N repeats one, ONEJOB_STORM_{GATEWAYS,INTENTS,AT_ONCE,ROUNDS} size it
 	cargo test $(POINTS) --test it -- --ignored --nocapture --exact storm::nothing_is_done_twice_or_lost_in_a_long_storm
 
-durability: setup-run  ## each level of redis.durability under each failure: what was acknowledged and is lost, as a table; ONEJOB_DURABILITY_INTENTS sizes it
+durability: setup-run  ## a minute: each level of redis.durability under each failure, what was acknowledged and is lost, as a table; ONEJOB_DURABILITY_INTENTS sizes it
 	cargo test $(POINTS) --test it -- --ignored --nocapture --exact durability::levels::every_level_under_every_failure
 
 faults: setup-run  ## each fault of Redis for half a minute: what clients see, as a table; or for ONEJOB_FAULT_SECONDS

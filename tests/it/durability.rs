@@ -49,7 +49,13 @@ async fn listen(redis: &Redis) -> String {
 
 /// A replica that has all that its master has.
 async fn follower(port: &str) -> Redis {
-    let redis = Redis::start_with(&["--replicaof", "127.0.0.1", port, "--replica-serve-stale-data", "yes"]).await;
+    follower_with(port, &[]).await
+}
+
+/// The same, with more arguments for `redis-server`.
+async fn follower_with(port: &str, arguments: &[&str]) -> Redis {
+    let follow = ["--replicaof", "127.0.0.1", port, "--replica-serve-stale-data", "yes"];
+    let redis = Redis::start_with(&[&follow, arguments].concat()).await;
     until("the replica follows", async || {
         let info: String = redis.command(&["INFO", "replication"]).await;
         info.contains("master_link_status:up")
