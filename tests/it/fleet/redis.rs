@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 
 use super::signal;
 use crate::support::SOON;
-use crate::support::server::{as_cluster, free_ports};
+use crate::support::server::{as_cluster, free_ports, program};
 
 /// How long an administrator's command may take.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -50,7 +50,7 @@ impl DurableRedis {
     }
 
     async fn run(&self, child: &mut Option<Child>) {
-        let mut command = Command::new("redis-server");
+        let mut command = Command::new(program());
         command
             .args(["--save", "", "--appendonly", "yes", "--appendfsync", "always"])
             .args(["--maxmemory-policy", "noeviction", "--unixsocket"])
