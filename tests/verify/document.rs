@@ -91,7 +91,8 @@ fn the_tables_are_written() {
     let began = std::fs::metadata(tables().join("began")).and_then(|began| began.modified()).expect("when it began");
     let minutes = began.elapsed().unwrap_or_default().div_duration_f64(Duration::from_secs(60));
     let cores = std::thread::available_parallelism().expect("a number of cores");
-    document = with(&document, "run", &format!("The tables of this page were made in one run, of {minutes:.0} minutes, on {cores} cores."));
+    let run = format!("The tables of this page were made in one run, of {minutes:.0} minutes, on {cores} cores.");
+    document = with(&document, "run", &run);
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/VERIFICATION.md");
     std::fs::write(file, document).expect("a file");
 }

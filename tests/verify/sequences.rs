@@ -380,9 +380,10 @@ fn every_short_sequence_on_a_race_is_answered_as_specified() {
 #[ignore = "minutes: make verify"]
 fn the_long_form() {
     let host = mutants::host(None);
-    let mut table = "| job | steps | states | calls compared | sequences | runs of a script | of them with a command that fails |\n\
+    let mut table =
+        "| job | steps | states | calls compared | sequences | runs of a script | of them with a command that fails |\n\
                      |---|---:|---:|---:|---:|---:|---:|\n"
-        .to_owned();
+            .to_owned();
     for scene in [Class::Exclusive, Class::Race].into_iter().flat_map(scenes) {
         let Tried { states, calls, sequences, failed, runs } =
             scene.explore(&host, LONG).unwrap_or_else(|(_, what)| panic!("{scene:?}: {what}"));
