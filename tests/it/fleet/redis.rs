@@ -22,12 +22,20 @@ const START_PAUSE: Duration = Duration::from_millis(5);
 /// The server; whoever changes how it is holds it meanwhile.
 pub struct DurableRedis {
     directory: PathBuf,
+    /// More for its command line.
+    arguments: Vec<String>,
     child: Mutex<Option<Child>>,
 }
 
 impl DurableRedis {
     pub async fn start(directory: &Path) -> DurableRedis {
-        let redis = DurableRedis { directory: directory.to_owned(), child: Mutex::new(None) };
+        Self::start_with(directory, &[]).await
+    }
+
+    /// Starts one with more arguments for `redis-server`.
+    pub async fn start_with(directory: &Path, arguments: &[&str]) -> DurableRedis {
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        let redis = DurableRedis { directory: directory.to_owned(), arguments, child: Mutex::new(None) };
         redis.run(&mut *redis.child.lock().await).await;
         redis
     }
@@ -50,6 +58,7 @@ impl DurableRedis {
             .arg(&self.directory)
             .arg("--logfile")
             .arg(self.directory.join("redis.log"))
+            .args(&self.arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
