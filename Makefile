@@ -1,6 +1,6 @@
 # onejob: every command of the house. `make` alone shows this list. Needs Rust (rust-version in Cargo.toml) and, for packages, apt-get.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-bench run test lint fmt unit cluster-suite series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify verify durability
+.PHONY: help setup setup-run setup-bench run test lint fmt unit cluster-suite series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify verify histories durability
 CARGO_DENY_VERSION := 0.20.2
 # Tests kill gateways at these points. What is run, and what is released, is built without.
 POINTS := --features failpoints
@@ -46,6 +46,9 @@ cluster-suite: setup  ## the whole test suite, each Redis of it a cluster of one
 
 verify:  ## half an hour on a busy machine: worlds, sequences of calls and planted bugs explored at length; the tables of docs/VERIFICATION.md
 	cargo test --quiet $(POINTS) --test verify -- --ignored --nocapture --test-threads 1
+
+histories: setup-run  ## some minutes: what a few workers did to a job under each fault, checked for linearizability; ONEJOB_SEED=N repeats one, ONEJOB_HISTORIES_ROUNDS sizes it
+	cargo test --quiet $(POINTS) --test it -- --ignored --nocapture --exact histories::the_long_form
 
 series:  ## whether the number of metric series stays the same over 100,000 keys; ten minutes on a busy machine
 	cargo test $(POINTS) --test it dashboards::live::the_number_of_series_is_the_same -- --ignored --nocapture

@@ -8,7 +8,7 @@ use onejob::job::JobId;
 use onejob::store::{Begun, Marked, Submitted};
 
 use super::check::{Event, Outcome};
-use super::round::{Came, Made};
+use super::history::{Came, Made};
 use super::told::Act;
 use crate::support::{Answer, Call, First, KEY_LIFE_MS};
 
@@ -88,5 +88,50 @@ fn clears(event: &Event, of: &Execution) -> bool {
             (*job, *number) == (of.job, of.number) && *outcome != ResolveOutcome::Succeeded
         }
         Act::Call(_) | Act::Age(_) => false,
+    }
+}
+
+mod tests {
+    use onejob::store::{Follow, Read};
+
+    use super::*;
+    use crate::support::Submission;
+
+    fn token(number: u32) -> AttemptToken {
+        AttemptToken::from_bytes([u8::try_from(number).unwrap(); 16])
+    }
+
+    fn started(job: JobId, number: u32, at: u64) -> Made {
+        let call = Call::Begin { job, token: token(number), holder: None, first: First::Running };
+        let answer = Box::new(Answer::Begun(Begun::Started { number, lease_until_ms: 0 }));
+        Made { worker: 0, call, called: at - 1, at, came: Came::Told { words: String::new(), answer } }
+    }
+
+    fn finished(job: JobId, outcome: FinishOutcome, called: u64, words: &str) -> Event {
+        let (body, follow) = (String::new(), Follow::End);
+        let act = Act::Call(Call::Finish { job, number: 1, token: token(1), outcome, body, follow });
+        Event { who: String::new(), act, called, outcome: Outcome::Told { at: called + 1, words: words.to_owned() } }
+    }
+
+    #[test]
+    fn an_execution_stands_until_somebody_says_that_it_did_not_happen() {
+        let job = Submission::new("by hand").id();
+        let made = [started(job, 1, 1), started(job, 2, 9)];
+        let wrong = |event: Event| ledger(&made, &[event]).wrong.len();
+        assert_eq!(wrong(finished(job, FinishOutcome::Failed, 5, "recorded pending")), 0);
+        assert_eq!(wrong(finished(job, FinishOutcome::Unknown, 5, "recorded unknown")), 1, "a timeout is no proof");
+        assert_eq!(wrong(finished(job, FinishOutcome::Failed, 5, "discarded unknown 0")), 1, "nobody believed it");
+        assert_eq!(wrong(finished(job, FinishOutcome::Failed, 10, "recorded pending")), 1, "it came too late");
+        assert_eq!(ledger(&made, &[]).executions, 2);
+        assert_eq!(ledger(&made[..1], &[]).wrong.len(), 0);
+    }
+
+    #[test]
+    fn who_is_told_that_nothing_runs_executes_nothing() {
+        let job = Submission::new("by hand").id();
+        let answer = Box::new(Answer::Read(Read::NotFound));
+        let call = Call::Read { identity: job.identity() };
+        let read = Made { worker: 0, call, called: 0, at: 1, came: Came::Told { words: String::new(), answer } };
+        assert_eq!(ledger(&[read], &[]).executions, 0);
     }
 }

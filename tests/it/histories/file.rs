@@ -135,7 +135,7 @@ impl Written {
             Read::NotFound => None,
             Read::Gone(gone) => panic!("{gone:?}: nothing here is old enough"),
         };
-        let mut wrong = keyspace::judge(&[redis.url()], &store, &[identity].into(), false).await;
+        let mut wrong = keyspace::judge(&[redis.url()], &store, &[identity].into()).await;
         if seen != state.portrait {
             wrong.push(format!("{seen:?} is read, and it was {:?}", state.portrait));
         }

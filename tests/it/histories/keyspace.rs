@@ -8,9 +8,8 @@ use redis::{FromRedisValue, RedisResult};
 
 use crate::laws::derived;
 
-/// The violations: what a record says of itself, how long keys live, which hints there are, and keys that are nobody's. With calls
-/// that are done late, a hint may have been taken away in between.
-pub async fn judge(servers: &[String], store: &Store, identities: &BTreeSet<Identity>, late: bool) -> Vec<String> {
+/// The violations: what a record says of itself, how long keys live, which hints there are, and keys that are nobody's.
+pub async fn judge(servers: &[String], store: &Store, identities: &BTreeSet<Identity>) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut lives: BTreeMap<String, i64> = BTreeMap::new();
     let mut due: BTreeSet<Identity> = BTreeSet::new();
@@ -45,7 +44,7 @@ pub async fn judge(servers: &[String], store: &Store, identities: &BTreeSet<Iden
                 if (*life_ms >= 0) != job.is_ended() {
                     wrong.push(format!("{key} is {} and lives for {life_ms} ms", job.state));
                 }
-                if !job.is_ended() && !late && !due.contains(identity) {
+                if !job.is_ended() && !due.contains(identity) {
                     wrong.push(format!("{key} is {} without a hint", job.state));
                 }
             }

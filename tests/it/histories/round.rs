@@ -1,6 +1,5 @@
 //! One round: workers on many jobs at once, a clock that ages the records, and a fault; then a history a job.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -8,15 +7,17 @@ use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use onejob::error::StoreError;
 use onejob::job::{Class, JobState, Rules};
-use onejob::store::{Read, Script, Store};
+use onejob::store::{Read, Store};
+use tokio::task::JoinSet;
 
 use super::check::{Event, Outcome, Verdict, linearize};
+use super::history::{Assembled, Came, Made, assemble};
 use super::house::House;
 use super::kinds::Kind;
 use super::told::{Act, told};
-use super::wire::{Clock, Delivery, Fate, Log, Making, Planted};
+use super::wire::{Clock, Log, Making, Planted};
 use super::worker::Worker;
-use super::{executions, frames, keyspace};
+use super::{executions, keyspace};
 use crate::cluster::slot_of;
 use crate::fleet::dice::Dice;
 use crate::random::STEP_MS;
@@ -26,31 +27,6 @@ use crate::support::{Answer, Call, Submission, until};
 const WORKERS: usize = 4;
 /// More really passes in no round: the specification's clock stands still meanwhile.
 const ROUND: Duration = Duration::from_secs(17);
-/// So many callers of a hundred go away before they are answered; their calls may still arrive.
-const GOES_AWAY: usize = 9;
-/// How long some others wait.
-const IMPATIENCE: Duration = Duration::from_millis(1);
-
-/// One call as its worker saw it.
-pub struct Made {
-    pub worker: usize,
-    pub call: Call,
-    pub called: u64,
-    pub at: u64,
-    pub came: Came,
-}
-
-/// What a worker was told.
-pub enum Came {
-    Told {
-        words: String,
-        answer: Box<Answer>,
-    },
-    /// It was not executed, says the store.
-    Refused(String),
-    /// It may have been executed.
-    Unknown,
-}
 
 /// What was seen of a round, or of all rounds of a kind.
 #[derive(Clone, Debug, Default)]
@@ -84,6 +60,7 @@ impl Figures {
 
 /// Plays one round and judges it. `None` where the machine was so busy that the clock of the specification is of no use.
 pub async fn play(kind: Kind, seed: u64, jobs: usize, planted: Planted) -> Option<Figures> {
+    let (told_seed, seed) = (seed, Dice::of(seed, kind.name(), 0).next());
     let house = House::start(kind).await;
     let (clock, log) = (Clock::default(), Log::default());
     let making = |place: usize, who, upstream| Making {
@@ -126,9 +103,12 @@ pub async fn play(kind: Kind, seed: u64, jobs: usize, planted: Planted) -> Optio
             called,
             outcome: Outcome::Told { at: clock.now(), words: told(&answer) },
         });
-        let mut wrong = Vec::new();
-        let deliveries = log.of(&format!("oj:{{{}}}", submission.identity()));
-        events.extend(events_of(&made, &deliveries, &mut wrong));
+        let Assembled { events: calls, unknown, mut wrong } =
+            assemble(&made, &log.of(&format!("oj:{{{}}}", submission.identity())));
+        let ages = events.iter().filter(|event| matches!(event.act, Act::Age(_)));
+        let aged = ages.clone().count();
+        let unknown = unknown + ages.filter(|event| event.outcome == Outcome::Unknown).count();
+        events.extend(calls);
         let found = linearize(&events);
         if found.verdict != Verdict::Linearizable {
             wrong.push(format!("{:?}\n{}", found.verdict, found.explain(&events)));
@@ -139,23 +119,21 @@ pub async fn play(kind: Kind, seed: u64, jobs: usize, planted: Planted) -> Optio
         }
         figures.add(Figures {
             histories: 1,
-            operations: events.iter().filter(|event| matches!(event.act, Act::Age(_))).count() + made.len(),
+            operations: aged + made.len(),
             answered: made.iter().filter(|made| matches!(made.came, Came::Told { .. })).count(),
-            unknown: made.iter().filter(|made| matches!(made.came, Came::Unknown)).count(),
-            longest: made.len(),
+            unknown,
+            longest: aged + made.len(),
             configurations: found.configurations,
             succeeded: usize::from(ended_well(&answer, &made)),
             executions: ledger.executions,
-            violations: wrong.into_iter().map(|what| format!("{} seed {seed}, job {number}: {what}", kind.name())).collect(),
+            violations: wrong.into_iter().map(|what| format!("{} seed {told_seed}, job {number}: {what}", kind.name())).collect(),
         });
     }
     if began.elapsed() > ROUND {
         return None;
     }
-    // A call that is done long after its hint was written may have lost it to a tick: the slow scan is for that.
-    let late = matches!(kind, Kind::Held | Kind::Twice);
     let identities = submissions.iter().map(Submission::identity).collect();
-    figures.violations.extend(keyspace::judge(&house.servers(), &judge, &identities, late).await);
+    figures.violations.extend(keyspace::judge(&house.servers(), &judge, &identities).await);
     for store in stores.iter().chain([&judge]) {
         store.close().await;
     }
@@ -195,16 +173,21 @@ async fn work(
 }
 
 async fn call_by_call(store: &Store, clock: &Clock, name: usize, mut worker: Worker, mut dice: Dice, calls: usize) -> Vec<Made> {
-    let mut made = Vec::new();
+    let (mut made, mut unheard) = (Vec::new(), JoinSet::new());
     for _ in 0..calls {
         tokio::time::sleep(dice.between_ms(0, 300)).await;
         let call = worker.next();
         let called = clock.now();
-        let answer = match () {
-            // A caller that goes away, most often as soon as its call has left; it may still arrive.
-            () if dice.percent(GOES_AWAY) => call.send(store).now_or_never(),
-            () if dice.percent(GOES_AWAY / 3) => tokio::time::timeout(IMPATIENCE, call.send(store)).await.ok(),
-            () => Some(call.send(store).await),
+        let answer = match dice.below(100) {
+            // A caller that goes away as soon as its call has left; it may still arrive.
+            0..=5 => call.send(store).now_or_never(),
+            // One that never hears of what its call was answered.
+            6..=16 => {
+                let (call, store) = (call.clone(), store.clone());
+                unheard.spawn(async move { drop(call.send(&store).await) });
+                None
+            }
+            _ => Some(call.send(store).await),
         };
         let came = match answer {
             Some(Ok(answer)) => {
@@ -226,6 +209,7 @@ async fn call_by_call(store: &Store, clock: &Clock, name: usize, mut worker: Wor
         };
         made.push(Made { worker: name, call, called, at: clock.now(), came });
     }
+    unheard.join_all().await;
     made
 }
 
@@ -248,74 +232,6 @@ async fn ageing(house: &House, clock: &Clock, mut dice: Dice, submission: &Submi
         events.push(Event { who: "clock".to_owned(), act: Act::Age(steps * STEP_MS), called, outcome });
     }
     events
-}
-
-/// Calls that nobody can tell from each other on the wire.
-#[derive(Default)]
-struct Same<'a> {
-    made: Vec<&'a Made>,
-    deliveries: Vec<&'a Delivery>,
-}
-
-/// The history of the calls: what was answered, and, for every delivery that no answer belongs to, an operation of unknown outcome.
-/// A store that makes the same call again makes one operation, of which the earlier deliveries may have been executed.
-fn events_of(made: &[Made], deliveries: &[Delivery], wrong: &mut Vec<String>) -> Vec<Event> {
-    type Name = (Option<usize>, &'static str, Vec<(usize, Vec<u8>)>);
-    let shared = deliveries.iter().any(|delivery| delivery.who.is_none());
-    let mut same: HashMap<Name, Same> = HashMap::new();
-    for one in made {
-        let who = Some(one.worker).filter(|_| !shared);
-        same.entry((who, one.call.script(), frames::marks(&one.call))).or_default().made.push(one);
-    }
-    for delivery in deliveries {
-        let fits = |(who, script, marks): &&Name| {
-            *who == delivery.who
-                && *script == delivery.script.name()
-                && marks.iter().all(|(place, mark)| delivery.arguments[*place] == *mark)
-        };
-        match same.keys().find(fits).cloned() {
-            Some(name) => same.get_mut(&name).expect("it was found").deliveries.push(delivery),
-            None if delivery.script == Script::ReadJob => {}
-            None => wrong.push(format!("nobody made the call {delivery:?}")),
-        }
-    }
-    let mut events = Vec::new();
-    for Same { made, deliveries } in same.into_values() {
-        let mut answered = 0;
-        for one in &made {
-            match &one.came {
-                Came::Told { words, .. } => {
-                    answered += 1;
-                    let outcome = Outcome::Told { at: one.at, words: words.clone() };
-                    events.push(Event { who: who(one), act: Act::Call(one.call.clone()), called: one.called, outcome });
-                }
-                Came::Refused(why) => {
-                    let within = |delivery: &&&Delivery| (one.called..one.at).contains(&delivery.at) && !delivery.copy;
-                    if !shared && deliveries.iter().filter(within).any(|delivery| delivery.fate == Fate::Executed) {
-                        wrong.push(format!("{} was executed, and refused: {why}", frames::name(&one.call)));
-                    }
-                }
-                Came::Unknown => {}
-            }
-        }
-        let maybe = |delivery: &&&Delivery| delivery.fate != Fate::Refused;
-        let (copies, own): (Vec<&Delivery>, Vec<&Delivery>) =
-            deliveries.iter().filter(maybe).copied().partition(|delivery| delivery.copy);
-        // Which of them an answer belongs to is not known: the earliest of the others may be placed anywhere that any of them may be.
-        let mut own: Vec<u64> = own.iter().map(|delivery| delivery.at).collect();
-        own.sort_unstable();
-        own.truncate(own.len().saturating_sub(answered));
-        for called in own.into_iter().chain(copies.iter().map(|delivery| delivery.at)) {
-            let one = made[0];
-            events.push(Event { who: who(one), act: Act::Call(one.call.clone()), called, outcome: Outcome::Unknown });
-        }
-    }
-    events.retain(|event| !(event.outcome == Outcome::Unknown && matches!(event.act, Act::Call(Call::Read { .. }))));
-    events
-}
-
-fn who(made: &Made) -> String {
-    format!("worker {}", made.worker)
 }
 
 /// Whether the job has succeeded at the end, or somebody was told that it had.

@@ -93,7 +93,7 @@ impl Worker {
             return self.resolve(number);
         }
         if let Some(own) = self.former
-            && drawn >= 88
+            && drawn >= 78
         {
             // A late word.
             let outcome = match self.dice.below(4) {
