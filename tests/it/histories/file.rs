@@ -159,6 +159,7 @@ impl Written {
                     unknown: calls - answered,
                     longest: calls,
                     configurations: 2,
+                    meetings: 0,
                     succeeded: usize::from(answered == calls),
                     executions: 2,
                     violations: wrong,

@@ -80,12 +80,14 @@ pub fn assemble(made: &[Made], deliveries: &[Delivery]) -> Assembled {
                     let outcome = Outcome::Told { at: one.at, words: words.clone() };
                     events.push(Event { who: who(one), act: Act::Call(one.call.clone()), called: one.called, outcome });
                 }
-                Came::Refused(why) => {
+                // Where the same call was made again, it may have been the other one.
+                Came::Refused(why) if made.len() == 1 => {
                     let within = |delivery: &&&Delivery| (one.called..one.at).contains(&delivery.at) && !delivery.copy;
                     if !shared && deliveries.iter().filter(within).any(|delivery| delivery.fate == Fate::Executed) {
                         wrong.push(format!("{} was executed, and refused: {why}", frames::name(&one.call)));
                     }
                 }
+                Came::Refused(_) => {}
                 Came::Unknown => alone += 1,
             }
         }

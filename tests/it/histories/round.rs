@@ -37,6 +37,8 @@ pub struct Figures {
     pub unknown: usize,
     pub longest: usize,
     pub configurations: usize,
+    /// Pairs of calls of one job that were under way at the same time.
+    pub meetings: usize,
     /// Histories that ended in a success.
     pub succeeded: usize,
     /// Attempts that a worker was told to be running.
@@ -52,17 +54,21 @@ impl Figures {
         self.unknown += more.unknown;
         self.longest = self.longest.max(more.longest);
         self.configurations = self.configurations.max(more.configurations);
+        self.meetings += more.meetings;
         self.succeeded += more.succeeded;
         self.executions += more.executions;
         self.violations.extend(more.violations);
     }
 }
 
+/// Between two moments at which workers call together.
+const BEAT: Duration = Duration::from_millis(120);
+
 /// Plays one round and judges it. `None` where the machine was so busy that the clock of the specification is of no use.
 pub async fn play(kind: Kind, seed: u64, jobs: usize, planted: Planted) -> Option<Figures> {
     let (told_seed, seed) = (seed, Dice::of(seed, kind.name(), 0).next());
     let house = House::start(kind).await;
-    let (clock, log) = (Clock::default(), Log::default());
+    let (clock, log) = (Clock::start(), Log::default());
     let making = |place: usize, who, upstream| Making {
         who,
         upstream,
@@ -124,6 +130,7 @@ pub async fn play(kind: Kind, seed: u64, jobs: usize, planted: Planted) -> Optio
             unknown,
             longest: aged + made.len(),
             configurations: found.configurations,
+            meetings: meetings(&made),
             succeeded: usize::from(ended_well(&answer, &made)),
             executions: ledger.executions,
             violations: wrong.into_iter().map(|what| format!("{} seed {told_seed}, job {number}: {what}", kind.name())).collect(),
@@ -175,7 +182,13 @@ async fn work(
 async fn call_by_call(store: &Store, clock: &Clock, name: usize, mut worker: Worker, mut dice: Dice, calls: usize) -> Vec<Made> {
     let (mut made, mut unheard) = (Vec::new(), JoinSet::new());
     for _ in 0..calls {
-        tokio::time::sleep(dice.between_ms(0, 300)).await;
+        if dice.percent(65) {
+            // All workers of all jobs at one moment, so that their calls meet.
+            let beat = clock.beat(BEAT);
+            tokio::time::sleep_until(beat).await;
+        } else {
+            tokio::time::sleep(dice.between_ms(0, 300)).await;
+        }
         let call = worker.next();
         let called = clock.now();
         let answer = match dice.below(100) {
@@ -232,6 +245,12 @@ async fn ageing(house: &House, clock: &Clock, mut dice: Dice, submission: &Submi
         events.push(Event { who: "clock".to_owned(), act: Act::Age(steps * STEP_MS), called, outcome });
     }
     events
+}
+
+/// How many pairs of calls were under way at the same time.
+fn meetings(made: &[Made]) -> usize {
+    let pairs = made.iter().enumerate().flat_map(|(place, one)| made[..place].iter().map(move |other| (one, other)));
+    pairs.filter(|(one, other)| one.called < other.at && other.called < one.at).count()
 }
 
 /// Whether the job has succeeded at the end, or somebody was told that it had.

@@ -16,6 +16,7 @@ use onejob::store::Script;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::frames;
@@ -40,12 +41,25 @@ pub struct Accidents {
 }
 
 /// A clock that only counts: what is called, answered and delivered when.
-#[derive(Clone, Default)]
-pub struct Clock(Arc<AtomicU64>);
+#[derive(Clone)]
+pub struct Clock {
+    count: Arc<AtomicU64>,
+    began: Instant,
+}
 
 impl Clock {
+    pub fn start() -> Clock {
+        Clock { count: Arc::default(), began: Instant::now() }
+    }
+
     pub fn now(&self) -> u64 {
-        self.0.fetch_add(1, Ordering::SeqCst)
+        self.count.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// The next of the moments that are so far from each other.
+    pub fn beat(&self, apart: Duration) -> Instant {
+        let passed = self.began.elapsed().as_millis() / apart.as_millis();
+        self.began + apart * u32::try_from(passed + 1).expect("a short round")
     }
 }
 
