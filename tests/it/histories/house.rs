@@ -1,5 +1,6 @@
 //! The servers of a round: one that loses nothing it has answered, a chain of three, or a cluster; and what is done to them.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -189,7 +190,7 @@ impl House {
     }
 
     /// What is done to it while the workers work; ends when they have ended, with all that was broken whole again.
-    pub async fn weather(&self, kind: Kind, dice: &mut Dice, wires: &[Wire], keys: &[Submission], over: &AtomicBool) {
+    pub async fn weather(&self, kind: Kind, dice: &mut Dice, wires: &[Wire], jobs: &[Submission], over: &AtomicBool) {
         let mut turn = 0;
         while !over.load(Ordering::SeqCst) {
             turn += 1;
@@ -237,8 +238,10 @@ impl House {
                 }
                 House::Cluster(cluster) if turn <= 2 => {
                     let (from, to) = if turn == 1 { (0, 2) } else { (2, 0) };
-                    for submission in keys {
-                        move_slot(cluster, from, to, slot_of(&submission.identity().to_string())).await;
+                    // Two jobs may share one.
+                    let slots: BTreeSet<u16> = jobs.iter().map(|job| slot_of(&job.identity().to_string())).collect();
+                    for slot in slots {
+                        move_slot(cluster, from, to, slot).await;
                     }
                 }
                 House::Chain { .. } | House::Cluster(_) => tokio::time::sleep(Duration::from_millis(20)).await,
