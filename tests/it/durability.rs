@@ -26,7 +26,7 @@ struct Pair {
 }
 
 /// A server that others can follow, and its port.
-pub async fn leader(arguments: &[&str]) -> (Redis, String) {
+async fn leader(arguments: &[&str]) -> (Redis, String) {
     let mut all = vec!["--repl-diskless-sync-delay", "0", "--bind", "127.0.0.1"];
     all.extend_from_slice(arguments);
     let redis = Redis::start_with(&all).await;
@@ -35,7 +35,7 @@ pub async fn leader(arguments: &[&str]) -> (Redis, String) {
 }
 
 /// Lets others follow a server; its port.
-pub async fn listen(redis: &Redis) -> String {
+async fn listen(redis: &Redis) -> String {
     loop {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port().to_string();
@@ -48,7 +48,7 @@ pub async fn listen(redis: &Redis) -> String {
 }
 
 /// A replica that has all that its master has.
-pub async fn follower(port: &str) -> Redis {
+async fn follower(port: &str) -> Redis {
     let redis = Redis::start_with(&["--replicaof", "127.0.0.1", port, "--replica-serve-stale-data", "yes"]).await;
     until("the replica follows", async || {
         let info: String = redis.command(&["INFO", "replication"]).await;

@@ -6,17 +6,18 @@ use std::time::Duration;
 
 use onejob::store::{Durability, Store, StoreOptions};
 use redis::{RedisResult, Value};
+use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::sync::Mutex;
 
 use super::kinds::Kind;
 use super::wire::{Making, Upstream, Wire};
-use crate::cluster::node::ThreeMasters;
+use crate::cluster::node::{Node, ThreeMasters};
 use crate::cluster::slot_of;
-use crate::durability::{follower, leader, listen};
 use crate::fleet::dice::Dice;
 use crate::fleet::redis::DurableRedis;
-use crate::support::{Redis, Submission, ageing, until};
+use crate::fleet::signal;
+use crate::support::{Submission, ageing, until};
 
 /// How long a worker waits for a reply.
 const PATIENCE: Duration = Duration::from_millis(400);
@@ -27,6 +28,9 @@ const REPLICA_PATIENCE_MS: &str = "200";
 /// How long the judge waits.
 const CALM_PATIENCE: Duration = Duration::from_secs(10);
 
+/// The settings of each server of a chain.
+const CHAINED: [&str; 3] = ["save \"\"", "maxmemory-policy noeviction", "repl-diskless-sync-delay 0"];
+
 pub enum House {
     One {
         redis: DurableRedis,
@@ -34,9 +38,9 @@ pub enum House {
     },
     /// A master, its replica, and a replica of that one, so that it has one too when it is the master.
     Chain {
-        master: Mutex<Option<Redis>>,
-        heir: Box<Redis>,
-        _last: Box<Redis>,
+        master: Mutex<Option<Node>>,
+        heir: Node,
+        _last: Node,
         promoted: AtomicBool,
     },
     Cluster(ThreeMasters),
@@ -46,16 +50,17 @@ impl House {
     pub async fn start(kind: Kind) -> House {
         match kind {
             Kind::Failover | Kind::Loses => {
-                let (master, port) = leader(&[]).await;
-                let heir = follower(&port).await;
-                let last = follower(&listen(&heir).await).await;
+                let master = Node::start(&CHAINED).await;
+                let heir = follower(&master).await;
+                let last = follower(&heir).await;
                 until("the replica has what the master writes", async || {
-                    let _heard: i64 = master.command(&["PUBLISH", "here", ""]).await;
-                    master.command::<i64>(&["WAIT", "1", "1000"]).await == 1
+                    let (mut publish, mut wait) = (redis::cmd("PUBLISH"), redis::cmd("WAIT"));
+                    publish.arg("here").arg("");
+                    wait.arg(1).arg(1_000);
+                    matches!(send(&url(&master), &[publish, wait]).await.as_deref(), Ok([_, Value::Int(1..)]))
                 })
                 .await;
-                let (heir, _last) = (Box::new(heir), Box::new(last));
-                House::Chain { master: Mutex::new(Some(master)), heir, _last, promoted: AtomicBool::new(false) }
+                House::Chain { master: Mutex::new(Some(master)), heir, _last: last, promoted: AtomicBool::new(false) }
             }
             Kind::Slots => House::Cluster(ThreeMasters::start(false).await),
             _ => {
@@ -76,7 +81,7 @@ impl House {
                 }
             }
             House::Chain { master, .. } => {
-                let upstream = socket(master.lock().await.as_ref().expect("it lives"));
+                let upstream = Upstream::Port(master.lock().await.as_ref().expect("it lives").port);
                 for worker in 0..workers {
                     wires.push(Wire::start(making(worker, Some(worker), upstream.clone())).await);
                 }
@@ -123,7 +128,14 @@ impl House {
             durability_timeout: REPLICA_PATIENCE,
             ..StoreOptions::new(&url)
         };
-        let store = Store::connect(options).await.expect("nothing is broken yet").0;
+        // Nothing is broken yet, but the machine may be busy.
+        let mut connected = None;
+        until("a worker is connected", async || {
+            connected = Store::connect(options.clone()).await.ok();
+            connected.is_some()
+        })
+        .await;
+        let (store, _) = connected.expect("it was waited for");
         match kind {
             // What a replica does not have yet is lost with its master: there, only such answers bind.
             Kind::Failover => store.committing(),
@@ -138,7 +150,7 @@ impl House {
     pub async fn judge(&self, wires: &[Wire]) -> Store {
         let url = match self {
             House::One { redis, .. } => redis.url(),
-            House::Chain { heir, .. } => heir.url().to_owned(),
+            House::Chain { heir, .. } => url(heir),
             House::Cluster(_) => format!("redis+cluster://127.0.0.1:{}", wires[0].port()),
         };
         let options = StoreOptions { connect_timeout: CALM_PATIENCE, response_timeout: CALM_PATIENCE, ..StoreOptions::new(&url) };
@@ -149,8 +161,8 @@ impl House {
     pub fn servers(&self) -> Vec<String> {
         match self {
             House::One { redis, .. } => vec![redis.url()],
-            House::Chain { heir, .. } => vec![heir.url().to_owned()],
-            House::Cluster(cluster) => cluster.masters.iter().map(|master| format!("redis://{}", master.address())).collect(),
+            House::Chain { heir, .. } => vec![url(heir)],
+            House::Cluster(cluster) => cluster.masters.iter().map(url).collect(),
         }
     }
 
@@ -161,16 +173,16 @@ impl House {
         match self {
             House::One { redis, .. } => send(&redis.url(), &[command]).await.is_ok(),
             House::Chain { master, heir, promoted, .. } => {
-                let old = master.lock().await.as_ref().map(|master| master.url().to_owned());
-                let url = if promoted.load(Ordering::SeqCst) { heir.url().to_owned() } else { old.unwrap_or_default() };
+                let old = master.lock().await.as_ref().map(url);
+                let now = if promoted.load(Ordering::SeqCst) { url(heir) } else { old.unwrap_or_default() };
                 let mut wait = redis::cmd("WAIT");
                 wait.arg(1).arg(REPLICA_PATIENCE_MS);
-                matches!(send(&url, &[command, wait]).await.as_deref(), Ok([_, Value::Int(1..)]))
+                matches!(send(&now, &[command, wait]).await.as_deref(), Ok([_, Value::Int(1..)]))
             }
             House::Cluster(cluster) => {
                 let mut asking = None;
                 for master in &cluster.masters {
-                    match send(&format!("redis://{}", master.address()), &[command.clone()]).await {
+                    match send(&url(master), &[command.clone()]).await {
                         Ok(_) => return true,
                         Err(error) if error.code() == Some("ASK") => asking = Some(()),
                         Err(_) => {}
@@ -179,7 +191,7 @@ impl House {
                 if asking.is_some() {
                     for master in &cluster.masters {
                         let asked = [redis::cmd("ASKING"), command.clone()];
-                        if send(&format!("redis://{}", master.address()), &asked).await.is_ok() {
+                        if send(&url(master), &asked).await.is_ok() {
                             return true;
                         }
                     }
@@ -221,19 +233,19 @@ impl House {
                 }
                 House::Chain { master, heir, promoted, .. } if turn == 1 => {
                     tokio::time::sleep(dice.between_ms(500, 900)).await;
-                    heir.pause();
+                    signal(heir.pid(), Signal::STOP);
                     // What is on its way the heir may still read when it goes on; what comes after the cut is lost with the master.
                     if kind == Kind::Loses || dice.percent(50) {
                         let master = master.lock().await;
-                        let _cut: i64 = master.as_ref().expect("it lives").command(&["CLIENT", "KILL", "TYPE", "replica"]).await;
+                        master.as_ref().expect("it lives").tell::<u64>(&["CLIENT", "KILL", "TYPE", "replica"]).await;
                     }
                     tokio::time::sleep(dice.between_ms(300, 700)).await;
                     drop(master.lock().await.take());
-                    heir.resume();
-                    heir.command::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+                    signal(heir.pid(), Signal::CONT);
+                    heir.tell::<()>(&["REPLICAOF", "NO", "ONE"]).await;
                     promoted.store(true, Ordering::SeqCst);
                     for wire in wires {
-                        wire.lead_to(socket(heir));
+                        wire.lead_to(Upstream::Port(heir.port));
                     }
                 }
                 House::Cluster(cluster) if turn <= 2 => {
@@ -250,8 +262,19 @@ impl House {
     }
 }
 
-fn socket(redis: &Redis) -> Upstream {
-    Upstream::Socket(redis.url().trim_start_matches("redis+unix://").into())
+/// A server that has all that another one has.
+async fn follower(of: &Node) -> Node {
+    let replica_of = format!("replicaof 127.0.0.1 {}", of.port);
+    let node = Node::start(&[&CHAINED[..], &[&replica_of]].concat()).await;
+    until("the replica follows", async || {
+        node.info("replication", "master_link_status").await.is_some_and(|status| status == "up")
+    })
+    .await;
+    node
+}
+
+fn url(node: &Node) -> String {
+    format!("redis://{}", node.address())
 }
 
 /// Moves one slot, with calls for its keys between any two of the steps.
