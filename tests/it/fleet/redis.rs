@@ -25,13 +25,21 @@ pub struct DurableRedis {
     directory: PathBuf,
     /// Its port and its bus, if it is a cluster.
     ports: Option<(String, String)>,
+    /// More for its command line.
+    arguments: Vec<String>,
     child: Mutex<Option<Child>>,
 }
 
 impl DurableRedis {
     pub async fn start(directory: &Path) -> DurableRedis {
+        Self::start_with(directory, &[]).await
+    }
+
+    /// Starts one with more arguments for `redis-server`.
+    pub async fn start_with(directory: &Path, arguments: &[&str]) -> DurableRedis {
         let ports = as_cluster().then(free_ports);
-        let redis = DurableRedis { directory: directory.to_owned(), ports, child: Mutex::new(None) };
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        let redis = DurableRedis { directory: directory.to_owned(), ports, arguments, child: Mutex::new(None) };
         redis.run(&mut *redis.child.lock().await).await;
         redis
     }
@@ -59,6 +67,7 @@ impl DurableRedis {
             .arg(&self.directory)
             .arg("--logfile")
             .arg(self.directory.join("redis.log"))
+            .args(&self.arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -288,23 +288,32 @@ impl Given {
     }
 
     async fn edit(&self, lua: &str, by_ms: u64) {
-        let code = format!(
-            "local SCRIPT = 'edit'\n{PRELUDE}
-            local packed = redis.call('GET', KEYS[1])
-            if not packed then return end
-            local record = unpack_record(packed)
-            local now = clock()
-            {lua}
-            local expires_at = redis.call('PEXPIRETIME', KEYS[1])
-            redis.call('SET', KEYS[1], pack_record(record), 'KEEPTTL')
-            if expires_at > 0 then redis.call('PEXPIREAT', KEYS[1], text(expires_at - ARGV[1])) end"
-        );
         let mut command = redis::cmd("EVAL");
-        command.arg(code).arg(1).arg(self.key()).arg(by_ms);
+        command.arg(edit(lua)).arg(1).arg(self.key()).arg(by_ms);
         let () = command.query_async(&mut self.connection.clone()).await.expect("an edit");
     }
 
     fn request_id(&self) -> String {
         format!("request-{}", self.requests.fetch_add(1, Ordering::Relaxed))
     }
+}
+
+/// The script that makes a record older, for a caller with a connection of its own: a key, and by how many ms.
+pub fn ageing() -> String {
+    edit(AGE)
+}
+
+/// A script that changes the unpacked record of a key.
+fn edit(lua: &str) -> String {
+    format!(
+        "local SCRIPT = 'edit'\n{PRELUDE}
+        local packed = redis.call('GET', KEYS[1])
+        if not packed then return end
+        local record = unpack_record(packed)
+        local now = clock()
+        {lua}
+        local expires_at = redis.call('PEXPIRETIME', KEYS[1])
+        redis.call('SET', KEYS[1], pack_record(record), 'KEEPTTL')
+        if expires_at > 0 then redis.call('PEXPIREAT', KEYS[1], text(expires_at - ARGV[1])) end"
+    )
 }

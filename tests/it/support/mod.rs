@@ -21,7 +21,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::OnceCell;
 
 pub use call::{Answer, Call, First, Submission, payload, sent};
-pub use given::Given;
+pub use given::{Given, ageing};
 use server::{Server, as_cluster};
 
 /// How long a condition may take to become true, on a machine that does much else.
