@@ -46,7 +46,7 @@ unit:  ## the whole test suite, with nextest where it is installed
 	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run $(POINTS); \
 		else set -x; cargo test --lib --bins --tests $(POINTS); fi
 
-cluster-suite: setup  ## the whole test suite, each Redis of it a cluster of one node
+cluster-suite: setup  ## the whole test suite, each Redis of it a cluster of one node; what is left out: docs/VERIFICATION.md, "In a cluster"
 	@if cargo nextest --version >/dev/null 2>&1; then set -x; TEST_REDIS_CLUSTER=1 cargo nextest run --no-fail-fast $(POINTS); \
 		else set -x; TEST_REDIS_CLUSTER=1 cargo test --no-fail-fast --lib --bins --tests $(POINTS); fi
 

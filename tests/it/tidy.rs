@@ -1,9 +1,11 @@
 //! What a program can check of docs/STYLE.md and docs/PROTOCOL.md: headers that lie, words that differ, notes that were left.
 //!
 //! Each check reads the sources as text and tells every place at once. A check that finds nothing to look at fails. `protocol`
-//! compares the protocol's three places, `borders` looks at who knows what, `limits` at the handbook's table of limits.
+//! compares the protocol's three places, `borders` looks at who knows what, `limits` at the handbook's table of limits, `cluster` at
+//! the list of tests that mean nothing in a cluster.
 
 mod borders;
+mod cluster;
 mod limits;
 mod protocol;
 

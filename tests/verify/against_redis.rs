@@ -69,7 +69,7 @@ fn walk(scene: Scene, random: &mut u64, host: &Host, redis: &mut Connection, job
 #[test]
 fn the_in_memory_redis_answers_as_a_real_one() {
     let server = Server::start(&[]);
-    let client = redis::Client::open(server.url()).expect("a URL");
+    let client = redis::Client::open(server.socket()).expect("a URL");
     let mut redis = client.get_connection().expect("a connection");
     let host = Host::new(Script::ALL.iter().map(|script| (script.name(), timed(*script))));
     let mut random = SEED;
