@@ -1,7 +1,7 @@
 //! Layer 4 of docs/VERIFICATION.md: what a few workers did to one job while something was broken, and whether it can be explained.
 //!
-//! A history is every call with what was answered, or that nothing was; `check` looks for an order in which the specification (`model`)
-//! gives the same answers, real time and the record at the end included.
+//! A history is every call with what was answered, or that nothing was; `check` looks for an order in which the specification
+//! (`model`) gives the same answers, real time and the record at the end included.
 
 mod check;
 mod check_cases;
