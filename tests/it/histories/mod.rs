@@ -36,7 +36,7 @@ const SHORT_CUTS: usize = 20;
 /// Histories of one round in the long form.
 const LONG: usize = 45;
 /// Rounds of one kind in the long form, unless `ONEJOB_HISTORIES_ROUNDS` says otherwise.
-const LONG_ROUNDS: u64 = 5;
+const LONG_ROUNDS: u64 = 7;
 /// Histories that the long form has at least.
 const LONG_MIN: usize = 2_000;
 /// How often a round is played again that a busy machine made too long.
