@@ -1,7 +1,7 @@
 //! Layer 4 of docs/VERIFICATION.md: what a few workers did to one job while something was broken, and whether it can be explained.
 //!
-//! A history is every call with what was answered, or that nothing was; `check` looks for an order in which the specification (`model`)
-//! gives the same answers, real time and the record at the end included.
+//! A history is every call with what was answered, or that nothing was; `check` looks for an order in which the specification
+//! (`model`) gives the same answers, real time and the record at the end included.
 
 mod check;
 mod check_cases;
@@ -36,7 +36,7 @@ const SHORT_CUTS: usize = 20;
 /// Histories of one round in the long form.
 const LONG: usize = 45;
 /// Rounds of one kind in the long form, unless `ONEJOB_HISTORIES_ROUNDS` says otherwise.
-const LONG_ROUNDS: u64 = 5;
+const LONG_ROUNDS: u64 = 7;
 /// Histories that the long form has at least.
 const LONG_MIN: usize = 2_000;
 /// How often a round is played again that a busy machine made too long.

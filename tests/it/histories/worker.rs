@@ -257,7 +257,7 @@ impl Worker {
                 match finished {
                     Finished::Won { .. } => self.ended = Some(JobState::Succeeded),
                     Finished::Recorded { job } | Finished::Repeated { job, .. } => {
-                        self.ended = Some(*job).filter(|job| job.is_ended())
+                        self.ended = Some(*job).filter(|job| job.is_ended());
                     }
                     Finished::Discarded { .. } | Finished::NotFound => {}
                 }
