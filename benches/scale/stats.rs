@@ -127,6 +127,11 @@ impl Watched {
         self.sent.len()
     }
 
+    /// How many of them have one of these names.
+    pub(crate) fn named(&self, names: &[&str]) -> usize {
+        self.sent.iter().filter(|sent| names.contains(&sent.name.as_str())).count()
+    }
+
     /// How often each job was looked at.
     pub(crate) fn looks(&self) -> HashMap<&str, usize> {
         let mut looks = HashMap::new();
