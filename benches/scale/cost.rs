@@ -194,7 +194,7 @@ pub(crate) async fn measure(jobs: u64, costs: &mut Costs) -> Result<Vec<Table>> 
     }
     let rate = jobs as f64 / filling.as_secs_f64();
     scripts.note(&format!(
-        "µs of one call in Redis, from `INFO commandstats` around {CALLS} calls of each through the store; {} jobs were filled in at \
+        "Median µs of one call in Redis (`INFO latencystats`), of {CALLS} calls of each through the store; {} jobs were filled in at \
          {rate:.0} a second.",
         grouped(jobs)
     ))?;
@@ -215,6 +215,7 @@ fn mb(bytes: u64) -> String {
 
 /// Does something about each of some things, many at once; µs of the one script that each of them calls.
 async fn timed<T>(redis: &Redis, things: &[T], work: impl AsyncFn(&T) -> Result<()>) -> Result<Delta> {
+    redis.ask::<String>(&["CONFIG", "RESETSTAT"])?;
     let before = Stats::read(redis)?;
     stream::iter(things.iter().map(anyhow::Ok)).try_for_each_concurrent(TASKS, |thing| work(thing)).await?;
     let spent = before.until_now(redis)?;
@@ -268,8 +269,8 @@ async fn time_scripts(redis: &Redis, store: &Store, keys: &Keys) -> Result<Vec<S
     });
     let settle = settle.await?;
     let (begin, mark) = time_beginnings(redis, store, keys, &shape).await?;
-    let scripts = [&duplicate, &begin, &mark, &extend, &finish, &settle, &read, &tick].map(|spent| spent.us_a_call("evalsha"));
-    let cells = [submit.us_a_call("evalsha"), submit.us_a_call("zadd")].into_iter().chain(scripts);
+    let scripts = [&duplicate, &begin, &mark, &extend, &finish, &settle, &read, &tick].map(|spent| spent.median_us("evalsha"));
+    let cells = [submit.median_us("evalsha"), submit.median_us("zadd")].into_iter().chain(scripts);
     Ok(cells.map(|us| format!("{us:.1}")).collect())
 }
 

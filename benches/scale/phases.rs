@@ -119,8 +119,8 @@ pub(crate) async fn measure(length: Duration, costs: &mut Costs) -> Result<Table
     }
     table.note(&format!(
         "Open loop at {rate:.0} jobs a second, {:.0} % of what {CLIENTS} clients one after another got from two gateways \
-         ({capacity:.0}); {} s a phase. Commands count those within scripts. Clients, provider, gateways and Redis share this machine's cores: a p99 is \
-         mostly the wait for a core.",
+         ({capacity:.0}); {} s a phase. Commands count those within scripts. Clients, provider, gateways and Redis share this \
+         machine's cores: a p99 is mostly the wait for a core.",
         OF_CAPACITY * 100.0,
         length.as_secs()
     ))?;
