@@ -31,7 +31,8 @@ REPLY { status, script, token, detail… }
   repeated, attempt state, job state, completed_by
                             an earlier call with this token and outcome did the same
   discarded, attempt state, completed_by
-                            the job had ended, or the attempt was already judged; nothing but its own row can have changed
+                            the job had ended, or the attempt was already judged; nothing but its own row can have changed; or
+                            it is unknown and was sent again meanwhile, so that a failure of the first call proves nothing
   not_found                 no such job, attempt or token, or another incarnation
 WRITES the record, once, unless the reply is "not_found", or "repeated" or "discarded" without news
 COST   O(attempts), plus the size of the result
@@ -79,6 +80,15 @@ end
 local judged = was == 'succeeded' or was == 'discarded'
 if judged or (not is_open(attempt) and outcome ~= 'succeeded') then
   return reply('discarded', was, winner)
+end
+
+if was == 'unknown' and (outcome == 'failed' or outcome == 'aborted') then
+  for _, event in ipairs(record[P.events]) do
+    -- It was sent again meanwhile: what became of the holder's own call says nothing about that one.
+    if event[2] == 'replayed' and event[3] == number then
+      return reply('discarded', was, winner)
+    end
+  end
 end
 
 local now = clock(record)

@@ -22,7 +22,7 @@ pub(crate) struct Costs {
 }
 
 const RATES: [f64; 4] = [1e3, 1e4, 1e5, 1e6];
-/// Redis does one thing at a time: half of a core leaves room for peaks, for a replica's resynchronization and for a master's failover.
+/// Redis does one thing at a time: half of a core leaves room for peaks, for a replica that reads all of it and for a failover.
 const REDIS_BUSY: f64 = 0.5;
 const GATEWAY_BUSY: f64 = 0.6;
 /// A gateway of the arithmetic.

@@ -14,6 +14,7 @@ use crate::process;
 pub(crate) struct Stats {
     /// Calls and µs of each command, those within scripts too.
     commands: BTreeMap<String, (u64, u64)>,
+    medians_us: BTreeMap<String, f64>,
     net_in: u64,
     net_out: u64,
     cpu: Duration,
@@ -22,6 +23,7 @@ pub(crate) struct Stats {
 /// What has been added to them.
 pub(crate) struct Delta {
     commands: BTreeMap<String, (u64, u64)>,
+    medians_us: BTreeMap<String, f64>,
     pub(crate) net_in: u64,
     pub(crate) net_out: u64,
     pub(crate) cpu: Duration,
@@ -35,6 +37,11 @@ impl Stats {
             let (calls, rest) = rest.split_once(",usec=")?;
             Some((name.to_owned(), (calls.parse().ok()?, rest.split(',').next()?.parse().ok()?)))
         };
+        let latencies: String = redis.ask(&["INFO", "latencystats"])?;
+        let median = |line: &str| {
+            let (name, rest) = line.strip_prefix("latency_percentiles_usec_")?.split_once(":p50=")?;
+            Some((name.to_owned(), rest.split(',').next()?.parse().ok()?))
+        };
         let stats: String = redis.ask(&["INFO", "stats"])?;
         let number = |name: &str| -> Result<u64> {
             let line = stats.lines().find_map(|line| line.strip_prefix(name)).with_context(|| format!("INFO tells {name}"))?;
@@ -42,6 +49,7 @@ impl Stats {
         };
         Ok(Stats {
             commands: commands.lines().filter_map(command).collect(),
+            medians_us: latencies.lines().filter_map(median).collect(),
             net_in: number("total_net_input_bytes:")?,
             net_out: number("total_net_output_bytes:")?,
             cpu: process::cpu(redis.part.pid)?,
@@ -57,6 +65,7 @@ impl Stats {
         });
         Ok(Delta {
             commands: grown.collect(),
+            medians_us: now.medians_us,
             net_in: now.net_in - self.net_in,
             net_out: now.net_out - self.net_out,
             cpu: now.cpu - self.cpu,
@@ -69,9 +78,9 @@ impl Delta {
         self.commands.get(name).map_or(0, |(calls, _)| *calls)
     }
 
-    /// µs of one call.
-    pub(crate) fn us_a_call(&self, name: &str) -> f64 {
-        self.commands.get(name).map_or(f64::NAN, |(calls, us)| *us as f64 / *calls as f64)
+    /// The median of what a call took, in µs, since the statistics were reset: of a mean, most is how busy the machine is.
+    pub(crate) fn median_us(&self, name: &str) -> f64 {
+        self.medians_us.get(name).copied().unwrap_or(f64::NAN)
     }
 
     /// All calls, those within scripts too.
@@ -125,6 +134,11 @@ impl Watched {
 
     pub(crate) fn commands(&self) -> usize {
         self.sent.len()
+    }
+
+    /// How many of them have one of these names.
+    pub(crate) fn named(&self, names: &[&str]) -> usize {
+        self.sent.iter().filter(|sent| names.contains(&sent.name.as_str())).count()
     }
 
     /// How often each job was looked at.

@@ -74,11 +74,11 @@ impl Store {
         self.command(self.hint_due(identity, at_ms)).await.map(drop)
     }
 
-    /// Takes turns at some shards: those that have something due and that no other gateway looks at just now. Tells their due hints, at
-    /// most `limit` of each shard, the oldest first.
+    /// Takes turns at some shards: those that have something due and that no other gateway looks at just now. Tells their due
+    /// hints, at most `limit` of each shard, the oldest first.
     ///
-    /// A turn saves looks and decides nothing. It may lapse while its gateway looks, and where Redis refuses it (it is out of memory, the
-    /// command is not allowed) it does without.
+    /// A turn saves looks and decides nothing. It may lapse while its gateway looks, and where Redis refuses it (it is out of memory,
+    /// the command is not allowed) the caller does without.
     pub(crate) async fn take_turns(&self, shards: &[u8], limit: usize) -> Result<Turn, StoreError> {
         let keys = &self.inner.keys;
         let now_ms = self.now_ms();

@@ -217,7 +217,8 @@ async fn what_is_left_after_the_drain_is_unknown_and_counted() {
     }
 }
 
-/// However many gateways sweep, one looks at what is due. A look at a job that needs nothing is two scripts: a tick, and its hint's move.
+/// However many gateways sweep, one looks at what is due. A look at a job that needs nothing is two scripts: a tick, and its hint's
+/// move.
 #[tokio::test]
 async fn what_is_due_at_once_is_looked_at_once_however_many_gateways_there_are() {
     const GATEWAYS: usize = 8;

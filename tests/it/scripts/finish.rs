@@ -2,7 +2,7 @@
 
 use onejob::attempt::{AttemptState, AttemptToken, FinishOutcome, ResolveOutcome};
 use onejob::job::{Job, JobState, Payload};
-use onejob::store::{CancelMode, Finished, Follow, Resolved, Word};
+use onejob::store::{CancelMode, Finished, Follow, Noted, Resolved, Word};
 
 use crate::scenes::RETRY;
 use crate::support::{Answer, Call, First, KEY_LIFE_MS, LEASE_MS, RETENTION_MS, Redis, Submission, payload};
@@ -288,4 +288,19 @@ async fn an_attempt_resolved_after_the_end_is_discarded_too() {
     let resolved = given.resolve(1, ResolveOutcome::Succeeded, Word::Provider, Follow::End).await;
     assert_eq!(resolved, Resolved::Discarded { completed_by: 0 });
     assert_eq!(states(&given.job().await), [AttemptState::Discarded]);
+}
+
+/// Its lease lapsed, its job was asked about by sending the same again, and then its own holder woke up and knew that it had sent
+/// nothing: the other one may have been executed, and another attempt would be a second execution.
+#[tokio::test]
+async fn a_holder_that_sent_nothing_proves_nothing_once_it_was_sent_again() {
+    let redis = Redis::start().await;
+    for outcome in [FinishOutcome::Aborted, FinishOutcome::Failed] {
+        let given = redis.given_unknown().await;
+        given.note(1, "", Some((Noted::Replayed, "1 of 5"))).await;
+        let before = given.dump().await;
+        let finished = given.finish(1, outcome, "", RETRY).await;
+        assert!(matches!(finished, Finished::Discarded { attempt: AttemptState::Unknown, .. }), "{finished:?}");
+        assert_eq!(given.dump().await, before);
+    }
 }

@@ -140,7 +140,7 @@ impl Given {
         Call::Finish { job: self.id, number, token: self.token(number), outcome, body: body.to_owned(), follow }
     }
 
-    async fn finish(&self, number: u32, outcome: FinishOutcome, body: &str, follow: Follow) -> Finished {
+    pub async fn finish(&self, number: u32, outcome: FinishOutcome, body: &str, follow: Follow) -> Finished {
         match self.send(&self.call_finish(number, outcome, body, follow)).await {
             Answer::Finished(finished) => finished,
             other => panic!("{other:?}"),
