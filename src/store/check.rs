@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use redis::Value;
 use uuid::Uuid;
@@ -16,6 +17,9 @@ use crate::store::{Eviction, Store, retry};
 
 /// The oldest Redis that has what the scripts need (`SET NX GET`, script flags).
 const VERSION_MIN: (u32, u32) = (7, 0);
+
+/// So long a write may wait for a file that is synced once a second, and for its disk.
+const EVERYSEC_WAIT: Duration = Duration::from_secs(3);
 
 /// What the check at the start found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +37,9 @@ pub struct Checked {
 pub struct RedisFacts {
     /// Which master of a cluster it is.
     pub node: Option<String>,
-    /// Its version.
+    /// Which server it is, with its own version: `Redis 7.0.15`, `Valkey 9.1.2`.
+    pub server: Option<String>,
+    /// The version of Redis that it is compatible with.
     pub version: Option<String>,
     /// What it does when memory is short.
     pub maxmemory_policy: Option<String>,
@@ -68,7 +74,10 @@ impl RedisFacts {
                 None => Some("it does not say how many replicas it has: INFO is denied".to_owned()),
             },
             Durability::Fsync => match (self.aof_enabled.as_deref(), self.appendfsync.as_deref()) {
-                (Some("1"), _) if self.version.as_deref().is_some_and(has_waitaof) => None,
+                (Some("1"), Some("no")) if self.has_waitaof() => {
+                    Some("appendfsync is no: it never says that its file is on disk".to_owned())
+                }
+                (Some("1"), _) if self.has_waitaof() => None,
                 (Some("1"), Some("always")) => match self.no_appendfsync_on_rewrite.as_deref() {
                     Some("no") => None,
                     Some(_) => {
@@ -82,6 +91,25 @@ impl RedisFacts {
                 (None, _) => Some("it does not say whether it keeps a file: INFO is denied".to_owned()),
             },
         }
+    }
+}
+
+impl RedisFacts {
+    /// Whether it says when its file is on disk (`WAITAOF`); else it must answer only afterwards.
+    pub fn has_waitaof(&self) -> bool {
+        self.version.as_deref().is_some_and(has_waitaof)
+    }
+
+    /// Whether writes are waited for that reach the disk once a second, and for less time than that takes.
+    pub fn waits_too_short(&self, durability: Durability, timeout: Duration) -> Option<String> {
+        let each_second = self.has_waitaof() && self.appendfsync.as_deref() == Some("everysec");
+        (durability == Durability::Fsync && each_second && timeout < EVERYSEC_WAIT).then(|| {
+            let (timeout, wait) = (timeout.as_millis(), EVERYSEC_WAIT.as_secs());
+            format!(
+                "appendfsync is everysec, a write may wait a second for it, and redis.durability_timeout is {timeout} ms: \
+                 {wait} s are enough"
+            )
+        })
     }
 }
 
@@ -111,9 +139,16 @@ impl Store {
             Master::Only => None,
             Master::At(address) => Some(address.to_string()),
         };
+        let version = field("redis_version");
+        let server = match (field("valkey_version"), &version) {
+            (Some(valkey), _) => Some(format!("Valkey {valkey}")),
+            (None, Some(redis)) => Some(format!("Redis {redis}")),
+            (None, None) => None,
+        };
         Ok(RedisFacts {
             node,
-            version: field("redis_version"),
+            server,
+            version,
             maxmemory_policy: field("maxmemory_policy"),
             maxmemory_bytes: field("maxmemory").and_then(|text| text.parse().ok()),
             used_memory_bytes: field("used_memory").and_then(|text| text.parse().ok()),
@@ -193,6 +228,9 @@ impl Store {
                     return Err(StoreError::fatal("DURABILITY", format!("redis.durability is {level}, and {short}")));
                 }
             }
+        }
+        if let Some(short) = facts.waits_too_short(durability, self.inner.options.durability_timeout) {
+            warnings.push(format!("{redis}: {short}"));
         }
         Ok(())
     }

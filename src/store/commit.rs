@@ -30,8 +30,8 @@ const COMMIT_BATCH_MAX: usize = 256;
 const COMMIT_QUEUE_MAX: usize = 4096;
 /// How old the word of Redis about its settings may be, where they are the proof.
 const SETTINGS_AGE: Duration = Duration::from_secs(1);
-/// How long the fence's key stands, ms.
-const FENCE_LIFE_MS: u64 = 60_000;
+/// The fence that comes into the file: a write also to a Redis that is out of memory, whose key stands for a minute.
+const FENCE: &str = "#!lua flags=allow-oom\nredis.call('SET', KEYS[1], '', 'PX', 60000)";
 /// The first Redis that has `WAITAOF`.
 const WAITAOF_VERSION: (u32, u32) = (7, 2);
 
@@ -313,8 +313,8 @@ impl Proof {
                 vec![fence, wait]
             }
             Proof::WaitAof => {
-                let (mut fence, mut wait) = (redis::cmd("SET"), redis::cmd("WAITAOF"));
-                fence.arg(&options.fence).arg("").arg("PX").arg(FENCE_LIFE_MS);
+                let (mut fence, mut wait) = (redis::cmd("EVAL"), redis::cmd("WAITAOF"));
+                fence.arg(FENCE).arg(1).arg(&options.fence);
                 wait.arg(1).arg(0).arg(timeout_ms);
                 vec![fence, wait]
             }

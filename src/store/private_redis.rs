@@ -261,7 +261,7 @@ impl Home {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(wanted).map_err(failed("making it"))?;
         std::fs::set_permissions(wanted, std::fs::Permissions::from_mode(0o700)).map_err(failed("closing it to others"))?;
         let data_dir = wanted.canonicalize().map_err(failed("finding it"))?;
-        let mut lock = private_file(&data_dir.join("lock")).map_err(failed("opening the lock"))?;
+        let mut lock = private_file(&lock_path(&data_dir)).map_err(failed("opening the lock"))?;
         take(&mut lock, &data_dir).await?;
         let socket = socket_path(&data_dir).map_err(failed("making room for the socket"))?;
         put_log_aside(&data_dir.join("redis.log")).map_err(failed("putting the log aside"))?;
@@ -337,6 +337,10 @@ fn conf_path(data_dir: &Path) -> PathBuf {
     data_dir.join("redis.conf")
 }
 
+fn lock_path(data_dir: &Path) -> PathBuf {
+    data_dir.join("lock")
+}
+
 fn private_file(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }
@@ -398,18 +402,18 @@ struct Found {
     parent: u32,
 }
 
-/// The `redis-server` that serves a data directory: it works there and was given the settings from there.
+/// The server of a data directory, whatever its program is called: it works there, was given the settings from there, and has the
+/// lock as its standard input. An editor of the settings has not.
 fn find_server(data_dir: &Path) -> Option<Found> {
-    let conf = conf_path(data_dir);
+    let (conf, lock) = (conf_path(data_dir), lock_path(data_dir));
     let processes = std::fs::read_dir("/proc").ok()?.filter_map(Result::ok);
     processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).find_map(|pid| {
         let process = PathBuf::from(format!("/proc/{pid}"));
         let command = std::fs::read(process.join("cmdline")).ok()?;
         let mut arguments = command.split(|byte| *byte == 0);
-        let program = arguments.next()?;
-        let is_ours = arguments.next()? == conf.as_os_str().as_bytes()
-            && program.windows(5).any(|part| part == b"redis")
-            && std::fs::read_link(process.join("cwd")).ok()? == data_dir;
+        let is_ours = arguments.nth(1)? == conf.as_os_str().as_bytes()
+            && std::fs::read_link(process.join("cwd")).ok()? == data_dir
+            && std::fs::read_link(process.join("fd/0")).ok()? == lock;
         let status = std::fs::read_to_string(process.join("status")).ok()?;
         let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()?;
         is_ours.then_some(Found { pid: Pid::from_raw(pid.try_into().ok()?)?, parent })

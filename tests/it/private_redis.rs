@@ -10,7 +10,11 @@ use redis::AsyncCommands as _;
 use crate::support::until;
 
 fn on(data_dir: &Path) -> PrivateRedisOptions {
-    PrivateRedisOptions { data_dir: data_dir.to_owned(), server: None, syncs: Syncs::EverySecond }
+    PrivateRedisOptions {
+        data_dir: data_dir.to_owned(),
+        server: Some(crate::support::server::program()),
+        syncs: Syncs::EverySecond,
+    }
 }
 
 async fn start(data_dir: &Path) -> PrivateRedis {

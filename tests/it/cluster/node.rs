@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use redis::{FromRedisValue, RedisResult};
 use tempfile::TempDir;
 
+use crate::support::server::program;
 use crate::support::{SOON, until};
 
 /// How long a command of the test's own may take.
@@ -31,7 +32,7 @@ impl Node {
         }
         let file = directory.path().join("redis.conf");
         std::fs::write(&file, text).unwrap();
-        let mut command = Command::new("redis-server");
+        let mut command = Command::new(program());
         command.arg(&file);
         if settings.iter().any(|setting| setting.starts_with("sentinel ")) {
             command.arg("--sentinel");

@@ -13,7 +13,7 @@ use onejob::provider::simulated::Simulated;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use super::{follower_with, leader, listen};
+use super::{follower_with, has_waitaof, leader, listen};
 use crate::fleet::dice::setting;
 use crate::http_support::raw;
 use crate::support::gateway::{Gateway, Site};
@@ -30,6 +30,8 @@ const SETTLED: Duration = Duration::from_secs(60);
 enum Level {
     Memory,
     Fsync,
+    /// `fsync` over a file that is synced once a second, where the server says when (`WAITAOF`).
+    FsyncEachSecond,
     Replicated,
 }
 
@@ -37,7 +39,7 @@ impl Level {
     fn setting(self) -> &'static str {
         match self {
             Level::Memory => "memory",
-            Level::Fsync => "fsync",
+            Level::Fsync | Level::FsyncEachSecond => "fsync",
             Level::Replicated => "{ replicated = 1 }",
         }
     }
@@ -45,8 +47,16 @@ impl Level {
     /// As the servers of that level are run, the replica as its master: it is to take its place.
     fn persistence(self) -> [&'static str; 4] {
         match self {
-            Level::Memory | Level::Replicated => ["--appendonly", "yes", "--appendfsync", "everysec"],
+            Level::Memory | Level::FsyncEachSecond | Level::Replicated => ["--appendonly", "yes", "--appendfsync", "everysec"],
             Level::Fsync => ["--appendonly", "yes", "--appendfsync", "always"],
+        }
+    }
+
+    /// `redis.durability_timeout`, and a lease that is longer than a write may take.
+    fn patience(self) -> [&'static str; 2] {
+        match self {
+            Level::Memory | Level::Fsync | Level::Replicated => ["150ms", "5s"],
+            Level::FsyncEachSecond => ["3s", "20s"],
         }
     }
 }
@@ -82,7 +92,7 @@ const FAULTS: [Fault; 4] = [Fault::Gateway, Fault::Redis, Fault::Behind, Fault::
 fn survives(level: Level, fault: Fault) -> bool {
     match (level, fault) {
         (Level::Memory, Fault::Behind | Fault::Tail) | (Level::Fsync, Fault::Behind) => false,
-        (Level::Memory | Level::Fsync | Level::Replicated, _) => true,
+        (Level::Memory | Level::Fsync | Level::FsyncEachSecond | Level::Replicated, _) => true,
     }
 }
 
@@ -201,13 +211,14 @@ impl Stage {
 
     async fn gateway(&self) -> Gateway {
         let url = format!("redis+unix://{}", self.link().display());
+        let [timeout, lease] = self.level.patience();
         let settings = [
             ("redis.url", url.as_str()),
             ("redis.durability", self.level.setting()),
-            ("redis.durability_timeout", "150ms"),
+            ("redis.durability_timeout", timeout),
             ("redis.response_timeout", "400ms"),
             ("redis.connect_timeout", "100ms"),
-            ("runtime.lease", "5s"),
+            ("runtime.lease", lease),
         ];
         self.site.start(&settings, None).await
     }
@@ -234,6 +245,16 @@ impl Stage {
         }
         self.point_at(&replica);
         self.master = Some(replica);
+    }
+
+    /// Waits until the disk has the whole file. From then on it gets nothing more, where the server would wait for it and say so.
+    async fn hold_disk(&self) {
+        if self.level == Level::FsyncEachSecond {
+            let master = self.master.as_ref().unwrap();
+            master.command::<()>(&["SET", "written", ""]).await;
+            assert_eq!(master.command::<(u32, u32)>(&["WAITAOF", "1", "0", "9000"]).await, (1, 0));
+            master.command::<()>(&["CONFIG", "SET", "appendfsync", "no"]).await;
+        }
     }
 
     /// The append-only file that grows.
@@ -299,7 +320,11 @@ async fn cell(level: Level, fault: Fault, intents: usize) -> Lost {
     let mut gateway = stage.gateway().await;
     let mut told = Told::default();
     load(&gateway, 0..intents, &mut told).await;
-    let synced = (fault == Fault::Tail).then(|| std::fs::metadata(stage.file()).unwrap().len());
+    let mut synced = 0;
+    if fault == Fault::Tail {
+        stage.hold_disk().await;
+        synced = std::fs::metadata(stage.file()).unwrap().len();
+    }
     if fault == Fault::Behind {
         stage.cut_replica().await;
     }
@@ -318,7 +343,7 @@ async fn cell(level: Level, fault: Fault, intents: usize) -> Lost {
         }
         Fault::Tail => {
             drop(stage.master.take());
-            lose_tail(&stage.file(), level, synced.unwrap());
+            lose_tail(&stage.file(), level, synced);
             if level == Level::Replicated {
                 stage.promote_replica().await;
             } else {
@@ -354,14 +379,14 @@ async fn cell(level: Level, fault: Fault, intents: usize) -> Lost {
     Lost { claims, results, cancels, executed: executed.len(), more_than_once, most }
 }
 
-/// What a machine that dies takes with it, simulated: where Redis syncs once a second, all that was written after that moment; where
-/// it syncs before it answers, nothing that was answered, but the last command may be torn.
+/// What a machine that dies takes with it, simulated: where Redis syncs once a second, all that was written after a moment; where it
+/// syncs before it answers, nothing that was answered, but the last command may be torn.
 fn lose_tail(file: &Path, level: Level, synced: u64) {
     use std::io::Write as _;
     let mut file = std::fs::OpenOptions::new().append(true).open(file).unwrap();
     match level {
         Level::Fsync => file.write_all(b"*3\r\n$3\r\nSET\r\n$5\r\nto").unwrap(),
-        Level::Memory | Level::Replicated => file.set_len(synced).unwrap(),
+        Level::Memory | Level::FsyncEachSecond | Level::Replicated => file.set_len(synced).unwrap(),
     }
 }
 
@@ -410,6 +435,16 @@ async fn a_replica_that_was_behind_takes_back_nothing_that_replicated_acknowledg
 async fn a_file_without_its_tail_has_all_that_fsync_acknowledged() {
     let lost = cell(Level::Fsync, Fault::Tail, SHORT).await;
     assert!(lost.nothing() && lost.claims.told >= SHORT, "{lost:?}");
+}
+
+/// The other half of it: what is on no disk yet was not acknowledged either.
+#[tokio::test]
+async fn a_file_that_is_synced_each_second_has_all_that_was_acknowledged_where_the_server_says_when() {
+    if !has_waitaof(&Redis::start().await).await {
+        return;
+    }
+    let lost = cell(Level::FsyncEachSecond, Fault::Tail, SHORT).await;
+    assert!(lost.nothing() && lost.claims.told == SHORT && lost.executed == 2 * SHORT, "{lost:?}");
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ use tokio::sync::Mutex;
 
 use super::signal;
 use crate::support::SOON;
+use crate::support::server::program;
 
 /// How long an administrator's command may take.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -41,7 +42,7 @@ impl DurableRedis {
     }
 
     async fn run(&self, child: &mut Option<Child>) {
-        let mut command = Command::new("redis-server");
+        let mut command = Command::new(program());
         command
             .args(["--port", "0", "--save", "", "--appendonly", "yes", "--appendfsync", "always"])
             .args(["--maxmemory-policy", "noeviction", "--unixsocket"])

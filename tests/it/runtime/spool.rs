@@ -84,7 +84,11 @@ async fn a_result_that_redis_did_not_take_is_stored_by_the_next_gateway() {
     let shop = Shop::open().await;
     let (home, dir) = (closed(), closed());
     let spool = dir.path().join("made/spool");
-    let options = PrivateRedisOptions { data_dir: home.path().to_owned(), server: None, syncs: Syncs::EverySecond };
+    let options = PrivateRedisOptions {
+        data_dir: home.path().to_owned(),
+        server: Some(crate::support::server::program()),
+        syncs: Syncs::EverySecond,
+    };
     let redis = PrivateRedis::start(options.clone()).await.unwrap();
     let url = redis.url().to_owned();
     let change = |url: String| {

@@ -1,7 +1,7 @@
 //! A private `redis-server`, one a test: started on a socket of its own, killed on drop.
 //!
 //! With [`AS_CLUSTER`] in the environment it is a cluster of one node, which has every slot, and its URL says so: the same tests
-//! go another way.
+//! go another way. With [`PROGRAM`] it is another program that speaks as `redis-server` does.
 //!
 //! Stands on the standard library alone, because the library's own unit tests use this file too.
 
@@ -16,6 +16,8 @@ use tempfile::TempDir;
 
 /// The variable that makes a cluster of each server. Not one of the program's own, which refuses what it does not know.
 const AS_CLUSTER: &str = "TEST_REDIS_CLUSTER";
+/// The variable that names another server program, such as Valkey's.
+const PROGRAM: &str = "TEST_REDIS_SERVER";
 /// How often a server is tried on other ports, if somebody else was faster.
 const PORTS_TRIES: usize = 5;
 
@@ -23,6 +25,13 @@ const PORTS_TRIES: usize = 5;
 const START_DEADLINE: Duration = Duration::from_secs(20);
 /// Between two looks at a server that starts.
 const START_PAUSE: Duration = Duration::from_millis(5);
+
+/// The program of every server that the tests start themselves.
+pub(crate) fn program() -> PathBuf {
+    #[expect(clippy::disallowed_methods, reason = "a setting of the tests, not of the program")]
+    let named = std::env::var_os(PROGRAM).filter(|text| !text.is_empty());
+    named.map_or_else(|| PathBuf::from("redis-server"), PathBuf::from)
+}
 
 /// A running server.
 pub(crate) struct Server {
@@ -68,7 +77,7 @@ impl Server {
         let directory = tempfile::tempdir().expect("a directory for the socket");
         let socket = directory.path().join("redis.sock");
         let log = directory.path().join("redis.log");
-        let child = Command::new("redis-server")
+        let child = Command::new(program())
             .args(place)
             .args(["--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"])
             .arg("--unixsocket")
@@ -84,7 +93,8 @@ impl Server {
             .spawn()
             .unwrap_or_else(|error| {
                 panic!(
-                    "cannot run redis-server ({error}); install it, for example with `apt-get install redis-server`, 7.0 or newer"
+                    "cannot run {} ({error}); install it, for example with `apt-get install redis-server`, 7.0 or newer",
+                    program().display()
                 )
             });
         let url = format!("redis+unix://{}", socket.display());
