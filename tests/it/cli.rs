@@ -72,7 +72,7 @@ pub async fn ended(mut command: Command) -> Ended {
     }
 }
 
-async fn run(arguments: &[&str]) -> Ended {
+pub async fn run(arguments: &[&str]) -> Ended {
     let mut command = onejob();
     command.args(arguments);
     ended(command).await
