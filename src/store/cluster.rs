@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use redis::{Cmd, Value};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -193,7 +193,12 @@ impl Cluster {
         followed.unwrap_or_else(|_| commands.iter().map(|_| Err(late())).collect())
     }
 
-    async fn follow(self: &Arc<Self>, commands: &[&Cmd], by: By) -> Vec<Answer> {
+    /// Boxed: what it awaits is a long type, and whoever spawns a call has it in its own.
+    fn follow<'a>(self: &'a Arc<Self>, commands: &'a [&'a Cmd], by: By) -> BoxFuture<'a, Vec<Answer>> {
+        Box::pin(self.follow_redirects(commands, by))
+    }
+
+    async fn follow_redirects(self: &Arc<Self>, commands: &[&Cmd], by: By) -> Vec<Answer> {
         let mut answers: Vec<Option<Answer>> = commands.iter().map(|_| None).collect();
         let mut parts: Vec<Part> = Vec::new();
         for (place, node) in self.nodes_of(commands).into_iter().enumerate() {
