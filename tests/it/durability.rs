@@ -29,7 +29,7 @@ struct Pair {
 async fn leader(arguments: &[&str]) -> (Redis, String) {
     let mut all = vec!["--repl-diskless-sync-delay", "0", "--bind", "127.0.0.1"];
     all.extend_from_slice(arguments);
-    let redis = Redis::start_with(&all).await;
+    let redis = Redis::start_alone(&all).await;
     let port = listen(&redis).await;
     (redis, port)
 }
@@ -55,7 +55,7 @@ async fn follower(port: &str) -> Redis {
 /// The same, with more arguments for `redis-server`.
 async fn follower_with(port: &str, arguments: &[&str]) -> Redis {
     let follow = ["--replicaof", "127.0.0.1", port, "--replica-serve-stale-data", "yes"];
-    let redis = Redis::start_with(&[&follow, arguments].concat()).await;
+    let redis = Redis::start_alone(&[&follow, arguments].concat()).await;
     until("the replica follows", async || {
         let info: String = redis.command(&["INFO", "replication"]).await;
         info.contains("master_link_status:up")

@@ -47,7 +47,7 @@ impl Server {
         #[expect(clippy::disallowed_methods, reason = "a setting of the tests, not of the program")]
         let alone = std::env::var_os(AS_CLUSTER).is_none_or(|text| text.is_empty());
         if alone {
-            return Self::start_on(&["--port", "0"], arguments).unwrap_or_else(|told| panic!("{told}"));
+            return Self::start_alone(arguments);
         }
         let mut told = String::new();
         for _ in 0..PORTS_TRIES {
@@ -71,6 +71,11 @@ impl Server {
             }
         }
         panic!("{told}");
+    }
+
+    /// Starts a server that is no cluster whatever the environment says.
+    pub(crate) fn start_alone(arguments: &[&str]) -> Self {
+        Self::start_on(&["--port", "0"], arguments).unwrap_or_else(|told| panic!("{told}"))
     }
 
     fn start_on(place: &[&str], arguments: &[&str]) -> Result<Self, String> {
