@@ -67,7 +67,7 @@ pub(crate) use wake::Said;
 pub use wake::Wakeups;
 
 use cluster::{Cluster, Opening};
-use commit::{Commit, CommitOptions};
+use commit::{Commit, CommitOptions, Fence, Leads};
 use dial::Dial;
 use keys::Keys;
 use lanes::{Lanes, Source};
@@ -151,9 +151,9 @@ struct Inner {
     keys: Keys,
     nodes: Nodes,
     dial: Dial,
-    /// Where calls go that must be durable; `None` where nothing must.
-    commit: Option<Commit>,
     masters: Masters,
+    /// How long a call may take that must be durable; `None` where nothing must.
+    commit_deadline: Option<Duration>,
     /// What `oj:meta` says which store this is, as it was read last.
     id: Mutex<Arc<str>>,
     /// Redis' clock minus ours, in ms: hints are written in Redis' time.
@@ -174,50 +174,54 @@ impl Store {
         let deadline = options.response_timeout + options.response_timeout / 2;
         let lanes = options.lanes.max(1);
         let place = Place::of(&options.url).map_err(|what| StoreError::fatal("BADURL", format!("redis.url: {what}")))?;
+        let keys = Keys::new(&options.prefix);
+        let commit = (options.durability != Durability::Memory).then(|| CommitOptions {
+            durability: options.durability,
+            timeout: options.durability_timeout,
+            connect_timeout: options.connect_timeout,
+            response_timeout: options.response_timeout,
+            fence: match place {
+                Place::One | Place::Sentinel { .. } => Fence::One(keys.commit()),
+                Place::Cluster { .. } => Fence::InSlot(keys.commit()),
+            },
+        });
+        let commit_deadline = commit.as_ref().map(CommitOptions::deadline);
+        let committing = |leads: Leads| {
+            let (commit, lane) = Commit::new(leads, commit.clone()?);
+            tasks.spawn(lane.run(stop.clone()));
+            Some(commit)
+        };
         let nodes = match place {
             Place::One => {
                 let (source, client) = (Source::Pool(dial.pool(&options.url)?), Box::new(dial.client(&options.url)?));
                 let lanes = Lanes::open(source, lanes, deadline, tasks.clone(), stop.clone());
-                Nodes::One { lanes: lanes.await.map_err(|error| dial::cannot(&options.url, &error))?, client }
+                let lanes = lanes.await.map_err(|error| dial::cannot(&options.url, &error))?;
+                Nodes::One { lanes, commit: committing(Leads::To(client.clone())), client }
             }
             Place::Sentinel { url, sentinels, service } => {
                 let sentinels = Arc::new(Sentinels::new(url, sentinels, service, dial.clone()));
                 let source = Source::Sentinels(Arc::clone(&sentinels));
-                Nodes::Sentinel { lanes: Lanes::open(source, lanes, deadline, tasks.clone(), stop.clone()).await?, sentinels }
+                let lanes = Lanes::open(source, lanes, deadline, tasks.clone(), stop.clone()).await?;
+                Nodes::Sentinel { lanes, commit: committing(Leads::ToNamed(Arc::clone(&sentinels))), sentinels }
             }
             Place::Cluster { url, seeds } => {
-                let opening = Opening { dial: dial.clone(), lanes, deadline, tasks: tasks.clone(), stop: stop.clone() };
+                let opening = Opening { dial: dial.clone(), lanes, deadline, commit, tasks: tasks.clone(), stop: stop.clone() };
                 Nodes::Cluster(Box::pin(Cluster::connect(url, seeds, opening)).await?)
             }
         };
-        let keys = Keys::new(&options.prefix);
-        let commit = if options.durability == Durability::Memory {
-            None
-        } else {
-            // A wait counts on the connection to the one server that did the writing.
-            let Nodes::One { client, .. } = &nodes else {
-                let what = format!(
-                    "redis.durability is {}: of sentinels and clusters none but memory is known",
-                    options.durability.describe()
-                );
-                return Err(StoreError::fatal("DURABILITY", what));
-            };
-            let (commit, lane) = Commit::new(
-                client.as_ref().clone(),
-                CommitOptions {
-                    durability: options.durability,
-                    timeout: options.durability_timeout,
-                    connect_timeout: options.connect_timeout,
-                    response_timeout: options.response_timeout,
-                    fence: keys.commit(),
-                },
-            );
-            tasks.spawn(lane.run(stop.clone()));
-            Some(commit)
-        };
         let id = Mutex::new(Arc::from(""));
-        let masters = Masters::default();
-        let inner = Inner { options, keys, nodes, dial, commit, masters, id, clock_offset_ms: AtomicI64::new(0), tasks, stop };
+        let inner = Inner {
+            options,
+            keys,
+            nodes,
+            dial,
+            masters: Masters::default(),
+            commit_deadline,
+            id,
+            clock_offset_ms: AtomicI64::new(0),
+            tasks,
+            stop,
+        };
         let store = Store { inner: Arc::new(inner), by: By::Lanes };
         let checked = store.check().await?;
         store.synchronize_clock().await?;
@@ -235,7 +239,7 @@ impl Store {
     /// The same store, whose calls are answered when what they wrote and tell is as durable as [`StoreOptions::durability`] says;
     /// where it does not become so in time, with [`StoreError::NotDurable`]. At the level `memory` this is the store as it is.
     pub fn committing(&self) -> Store {
-        let by = if self.inner.commit.is_some() { By::Commit } else { By::Lanes };
+        let by = if self.inner.commit_deadline.is_some() { By::Commit } else { By::Lanes };
         Store { inner: Arc::clone(&self.inner), by }
     }
 
@@ -246,7 +250,7 @@ impl Store {
 
     /// How much later than any other a call may arrive that must be durable.
     pub(crate) fn commit_deadline(&self) -> Duration {
-        self.inner.commit.as_ref().map_or(Duration::ZERO, Commit::deadline)
+        self.inner.commit_deadline.unwrap_or(Duration::ZERO)
     }
 
     /// Unix ms of Redis' clock, as far as it was seen last: for hints only.

@@ -27,8 +27,8 @@ const LOOKS_AT_ONCE: usize = 16;
 #[derive(Default)]
 pub(super) struct Losses {
     recent: Mutex<VecDeque<Wrote>>,
-    /// Who answered last.
-    lineage: Mutex<Option<Lineage>>,
+    /// Who answered last, each master; none before the first look.
+    lineages: Mutex<Vec<Lineage>>,
 }
 
 #[derive(Clone, Copy)]
@@ -84,8 +84,8 @@ impl Losses {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lineage(&self) -> MutexGuard<'_, Option<Lineage>> {
-        self.lineage.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lineages(&self) -> MutexGuard<'_, Vec<Lineage>> {
+        self.lineages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -94,13 +94,13 @@ impl Losses {
 /// # Errors
 /// The store's: nothing is settled, and the next time looks again.
 pub(super) async fn look(runtime: &Inner) -> Result<(), StoreError> {
-    let lineage = runtime.store.lineage().await?;
+    let lineages = runtime.store.lineages().await?;
     let losses = &runtime.losses;
-    let Some(earlier) = losses.lineage().clone() else {
-        *losses.lineage() = Some(lineage);
-        return Ok(());
-    };
-    if lineage.is_another_than(&earlier) {
+    let earlier = losses.lineages().clone();
+    // A master of a cluster that was not one before may go on from any of those.
+    let is_new = |lineage: &&Lineage| earlier.iter().all(|one| lineage.is_another_than(one));
+    let new: Vec<&Lineage> = if earlier.is_empty() { Vec::new() } else { lineages.iter().filter(is_new).collect() };
+    if !new.is_empty() {
         tracing::warn!("another redis answers than before, or the same with another memory");
         let recent: Vec<Wrote> = losses.recent().iter().copied().collect();
         let missing = |wrote: Wrote| async move {
@@ -112,13 +112,13 @@ pub(super) async fn look(runtime: &Inner) -> Result<(), StoreError> {
         for wrote in missing.into_iter().flatten() {
             lost(wrote.what, wrote.job);
         }
-        let bytes = lineage.lost_since(&earlier);
+        let bytes: u64 = new.iter().flat_map(|lineage| earlier.iter().map(|one| lineage.lost_since(one))).sum();
         if bytes > 0 {
             metrics::write_lost("stream");
             tracing::error!(bytes, "the redis that answers now does not have the last writes of the one before");
         }
     }
-    *losses.lineage() = Some(lineage);
+    *losses.lineages() = lineages;
     Ok(())
 }
 

@@ -9,12 +9,11 @@ use redis::Value;
 use crate::error::{Refusal, StoreError};
 use crate::metrics;
 use crate::store::cluster::Before;
-use crate::store::commit::{Committed, Durable};
-use crate::store::lanes;
-use crate::store::nodes::Master;
+use crate::store::commit::Durable;
+use crate::store::nodes::{Came, Master};
 use crate::store::reply::Reply;
 use crate::store::slots::slot;
-use crate::store::{By, Script, Store, retry};
+use crate::store::{Script, Store, retry};
 
 /// Room for the arguments of the largest call, and for the bytes of most.
 const ARGUMENTS: usize = 32;
@@ -66,19 +65,6 @@ pub(super) struct Afterwards {
     pub(super) whole: Option<redis::Cmd>,
 }
 
-/// The connection that replies came by.
-enum Came {
-    Lane(lanes::Came),
-    Commit,
-}
-
-/// What a pipeline brought, by which connection, and whether it is as durable as the caller's handle requires.
-struct Sent {
-    values: Vec<Value>,
-    came: Came,
-    durable: Durable,
-}
-
 impl Store {
     /// Makes a call as [`Store::run_told`] does; where its reply may not be told yet, that is the error.
     pub(super) async fn run(&self, call: &Call, around: &Around) -> Result<Reply, StoreError> {
@@ -122,7 +108,7 @@ impl Store {
         commands.extend(around.after.iter().map(|after| after.command.clone()));
         let place = around.before.len();
         let before = if call.script.needs_its_hint() { Before::Done } else { Before::Tried };
-        let Sent { mut values, mut came, mut durable } = self.send_around(commands, place, before).await?;
+        let (mut values, mut came) = self.inner.nodes.send_around(commands, place, before, self.by).await?;
         // Where a job would have no other hint, a refused hint is a refused call: nobody would find the job again.
         if call.script.needs_its_hint()
             && let Some(Value::ServerError(error)) = values[..place].iter().find(|value| matches!(value, Value::ServerError(_)))
@@ -135,25 +121,25 @@ impl Store {
             });
         }
         if call.script == Script::ReadJob && values[..place].iter().any(is_replica) {
-            self.on_replica(came);
+            came.on_replica();
             return Err(a_replica());
         }
         let forgotten: Vec<bool> = values[place..].iter().map(is_forgotten).collect();
         let mut value = values.swap_remove(place);
         if forgotten.contains(&true) {
-            let again = self.send_whole(call, around, &forgotten).await?;
+            let (values, again) = self.send_whole(call, around, &forgotten).await?;
             if forgotten[0] {
-                (came, durable) = (again.came, again.durable);
-                value = again.values.into_iter().next().unwrap_or(Value::Nil);
+                came = again;
+                value = values.into_iter().next().unwrap_or(Value::Nil);
             }
         }
         match value {
             Value::ServerError(error) => Err(retry::of_server(&error)),
             // Somebody else's reply says nothing about this call but that it was sent.
             value => match Reply::read(call.script, &call.echo, value) {
-                Ok(reply) => Ok((reply, durable)),
+                Ok(reply) => Ok((reply, came.durable())),
                 Err(error) => {
-                    self.distrust(came);
+                    came.distrust();
                     Err(StoreError::Ambiguous { detail: error.to_string() })
                 }
             },
@@ -162,7 +148,7 @@ impl Store {
 
     /// Redis has forgotten a script: sends its whole text, which it then remembers. If it is the main one, what comes after it is
     /// sent once more too.
-    async fn send_whole(&self, call: &Call, around: &Around, forgotten: &[bool]) -> Result<Sent, StoreError> {
+    async fn send_whole(&self, call: &Call, around: &Around, forgotten: &[bool]) -> Result<(Vec<Value>, Came), StoreError> {
         let main = forgotten[0];
         let mut commands = Vec::with_capacity(forgotten.len());
         if main {
@@ -175,7 +161,7 @@ impl Store {
                 _ => {}
             }
         }
-        self.send_around(commands, 0, Before::Tried).await
+        self.inner.nodes.send_around(commands, 0, Before::Tried, self.by).await
     }
 
     /// Sends one command on a lane.
@@ -192,10 +178,10 @@ impl Store {
         if !self.inner.nodes.may_answer_as_replica() {
             return self.command(command).await;
         }
-        let sent = self.send_around(vec![redis::cmd("ROLE"), command], 1, Before::Tried).await;
-        let Sent { mut values, came, .. } = sent.inspect_err(|error| metrics::store_error(error.class()))?;
+        let sent = self.inner.nodes.send_around(vec![redis::cmd("ROLE"), command], 1, Before::Tried, self.by).await;
+        let (mut values, came) = sent.inspect_err(|error| metrics::store_error(error.class()))?;
         if values.first().is_some_and(is_replica) {
-            self.on_replica(came);
+            came.on_replica();
             return Err(a_replica());
         }
         match values.swap_remove(1) {
@@ -206,42 +192,12 @@ impl Store {
 
     /// Sends commands on a lane, in one pipeline for each node; an error of Redis is a value. Those of one key are done in order.
     pub(super) async fn commands(&self, commands: Vec<redis::Cmd>) -> Result<Vec<Value>, StoreError> {
-        let sent = match (self.by, &self.inner.commit) {
-            (By::Commit, Some(commit)) => commit.send(commands).await.map(|committed| committed.values),
-            _ => self.inner.nodes.send(commands).await,
-        };
-        sent.inspect_err(|error| metrics::store_error(error.class()))
+        self.inner.nodes.send(commands, self.by).await.inspect_err(|error| metrics::store_error(error.class()))
     }
 
     /// Sends one command to one master.
     pub(super) async fn on(&self, master: &Master, command: redis::Cmd) -> Result<Value, StoreError> {
         self.inner.nodes.on(master, command).await.inspect_err(|error| metrics::store_error(error.class()))
-    }
-
-    /// Sends a script with what stands before and after it, by this handle's way.
-    async fn send_around(&self, commands: Vec<redis::Cmd>, place: usize, before: Before) -> Result<Sent, StoreError> {
-        if let (By::Commit, Some(commit)) = (self.by, &self.inner.commit) {
-            let Committed { values, durable } = commit.send(commands).await?;
-            return Ok(Sent { values, came: Came::Commit, durable });
-        }
-        let (values, came) = self.inner.nodes.send_around(commands, place, before).await?;
-        Ok(Sent { values, came: Came::Lane(came), durable: Durable::Yes })
-    }
-
-    fn on_replica(&self, came: Came) {
-        match (came, &self.inner.commit) {
-            (Came::Lane(came), _) => came.on_replica(),
-            (Came::Commit, Some(commit)) => commit.distrust(),
-            (Came::Commit, None) => {}
-        }
-    }
-
-    fn distrust(&self, came: Came) {
-        match (came, &self.inner.commit) {
-            (Came::Lane(came), _) => came.distrust(),
-            (Came::Commit, Some(commit)) => commit.distrust(),
-            (Came::Commit, None) => {}
-        }
     }
 }
 

@@ -104,7 +104,10 @@ impl RedisFacts {
         let each_second = self.has_waitaof() && self.appendfsync.as_deref() == Some("everysec");
         (durability == Durability::Fsync && each_second && timeout < EVERYSEC_WAIT).then(|| {
             let (timeout, wait) = (timeout.as_millis(), EVERYSEC_WAIT.as_secs());
-            format!("appendfsync is everysec, a write may wait a second for it, and redis.durability_timeout is {timeout} ms: {wait} s are enough")
+            format!(
+                "appendfsync is everysec, a write may wait a second for it, and redis.durability_timeout is {timeout} ms: \
+                 {wait} s are enough"
+            )
         })
     }
 }

@@ -10,18 +10,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
-use redis::{Cmd, Pipeline, ServerError, Value};
+use futures_util::future::{BoxFuture, join_all};
+use redis::{Cmd, ServerError, Value};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::error::{Refusal, StoreError};
 use crate::metrics;
 use crate::place::NodeUrl;
+use crate::store::commit::{Commit, CommitOptions, Leads};
 use crate::store::dial::Dial;
-use crate::store::lanes::{Came, Lanes};
-use crate::store::retry;
+use crate::store::lanes::Lanes;
+use crate::store::nodes::{Came, in_one};
 use crate::store::slots::{Redirect, SlotMap, key_of, slot};
+use crate::store::{By, retry};
 
 /// How often one command is sent on to another node, before its refusal is the answer.
 const REDIRECTS_MAX: usize = 4;
@@ -36,6 +38,8 @@ pub(crate) struct Opening {
     pub(crate) dial: Dial,
     pub(crate) lanes: usize,
     pub(crate) deadline: Duration,
+    /// How each node's commit lane works, where one is needed.
+    pub(super) commit: Option<CommitOptions>,
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
 }
@@ -55,6 +59,7 @@ pub(crate) struct Cluster {
 #[derive(Clone)]
 struct Node {
     lanes: Arc<Lanes>,
+    commit: Option<Commit>,
     stop: CancellationToken,
 }
 
@@ -117,7 +122,7 @@ impl Cluster {
     /// Sends one command to one node, whatever its keys.
     pub(crate) async fn on(self: &Arc<Self>, node: &Arc<str>, command: &Cmd) -> Result<Value, StoreError> {
         let part = Part { node: Arc::clone(node), places: vec![0], asking: false };
-        let (mut values, _) = self.send_part(&part, &[command]).await.inspect_err(|_| self.read_again())?;
+        let (mut values, _) = self.send_part(&part, &[command], By::Lanes).await.inspect_err(|_| self.read_again())?;
         match values.swap_remove(0) {
             Value::ServerError(error) => Err(at(node, retry::of_server(&error))),
             value => Ok(value),
@@ -129,13 +134,14 @@ impl Cluster {
     ///
     /// # Errors
     /// The first of any of them; the others may have been executed.
-    pub(crate) async fn send(self: &Arc<Self>, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
+    pub(crate) async fn send(self: &Arc<Self>, commands: &[Cmd], by: By) -> Result<Vec<Value>, StoreError> {
         let commands: Vec<&Cmd> = commands.iter().collect();
-        self.gather(&commands).await.into_iter().map(|answer| answer.map(|(value, _)| value)).collect()
+        self.gather(&commands, by).await.into_iter().map(|answer| answer.map(|(value, _)| value)).collect()
     }
 
     /// Sends commands of which one is the `main` one: what stands before it is done before it, what stands behind it afterwards; what
-    /// is for the same node goes in one pipeline with it. Returns the way by which its reply came.
+    /// is for the same node goes in one pipeline with it, and by the same way; what is for others goes by the lanes. Returns the
+    /// way by which its reply came.
     ///
     /// # Errors
     /// Those of the main command. What else could not be done is no reply (`Nil`); but where everything before it must be `Done`, the
@@ -145,13 +151,14 @@ impl Cluster {
         commands: &[Cmd],
         main: usize,
         before: Before,
+        by: By,
     ) -> Result<(Vec<Value>, Came), StoreError> {
         let nodes = self.nodes_of(&commands.iter().collect::<Vec<_>>());
         let beside = |place: &usize| nodes[*place] == nodes[main];
         let (with_before, first): (Vec<usize>, Vec<usize>) = (0..main).partition(beside);
         let (with_after, last): (Vec<usize>, Vec<usize>) = (main + 1..commands.len()).partition(beside);
         let mut values = vec![Value::Nil; commands.len()];
-        let failed = keep(&mut values, &first, self.gather(&pick(commands, &first)).await);
+        let failed = keep(&mut values, &first, self.gather(&pick(commands, &first), By::Lanes).await);
         if before == Before::Done {
             let refused = first.iter().find_map(|place| match &values[*place] {
                 Value::ServerError(error) => Some(retry::of_server(error)),
@@ -165,7 +172,7 @@ impl Cluster {
         let place = with.len();
         with.push(main);
         with.extend(with_after);
-        let mut answers = self.gather(&pick(commands, &with)).await;
+        let mut answers = self.gather(&pick(commands, &with), by).await;
         let (value, came) = answers.remove(place)?;
         with.remove(place);
         let failed = keep(&mut values, &with, answers);
@@ -175,14 +182,27 @@ impl Cluster {
         }
         // A script that its node has forgotten was not run: what stands behind it is sent behind its whole text.
         if !matches!(&value, Value::ServerError(error) if retry::is_noscript(error)) {
-            keep(&mut values, &last, self.gather(&pick(commands, &last)).await);
+            keep(&mut values, &last, self.gather(&pick(commands, &last), By::Lanes).await);
         }
         values[main] = value;
         Ok((values, came))
     }
 
-    /// Sends commands to their nodes and follows redirects. An answer for each.
-    async fn gather(self: &Arc<Self>, commands: &[&Cmd]) -> Vec<Answer> {
+    /// Sends commands to their nodes and follows redirects. An answer for each. What must be durable has no more time for all its ways
+    /// together than for one: nobody looks for it earlier than it can have arrived.
+    async fn gather(self: &Arc<Self>, commands: &[&Cmd], by: By) -> Vec<Answer> {
+        let (By::Commit, Some(commit)) = (by, &self.opening.commit) else { return self.follow(commands, by).await };
+        let late = || StoreError::Ambiguous { detail: format!("not committed within {:?}", commit.deadline()) };
+        let followed = tokio::time::timeout(commit.deadline(), self.follow(commands, by)).await;
+        followed.unwrap_or_else(|_| commands.iter().map(|_| Err(late())).collect())
+    }
+
+    /// Boxed: what it awaits is a long type, and whoever spawns a call has it in its own.
+    fn follow<'a>(self: &'a Arc<Self>, commands: &'a [&'a Cmd], by: By) -> BoxFuture<'a, Vec<Answer>> {
+        Box::pin(self.follow_redirects(commands, by))
+    }
+
+    async fn follow_redirects(self: &Arc<Self>, commands: &[&Cmd], by: By) -> Vec<Answer> {
         let mut answers: Vec<Option<Answer>> = commands.iter().map(|_| None).collect();
         let mut parts: Vec<Part> = Vec::new();
         for (place, node) in self.nodes_of(commands).into_iter().enumerate() {
@@ -196,7 +216,7 @@ impl Cluster {
             }
         }
         for turn in 0..=REDIRECTS_MAX {
-            let sent = join_all(parts.iter().map(|part| self.send_part(part, commands))).await;
+            let sent = join_all(parts.iter().map(|part| self.send_part(part, commands, by))).await;
             let mut further = Vec::new();
             for (part, sent) in parts.iter().zip(sent) {
                 match sent {
@@ -278,17 +298,17 @@ impl Cluster {
         }
     }
 
-    async fn send_part(self: &Arc<Self>, part: &Part, commands: &[&Cmd]) -> Result<(Vec<Value>, Came), StoreError> {
-        let lanes = self.lanes(&part.node).await?;
+    async fn send_part(self: &Arc<Self>, part: &Part, commands: &[&Cmd], by: By) -> Result<(Vec<Value>, Came), StoreError> {
+        let node = self.node(&part.node).await?;
         let each = if part.asking { 2 } else { 1 };
-        let mut pipeline = Pipeline::with_capacity(part.places.len() * each);
+        let mut sent = Vec::with_capacity(part.places.len() * each);
         for place in &part.places {
             if part.asking {
-                pipeline.add_command(redis::cmd("ASKING"));
+                sent.push(redis::cmd("ASKING"));
             }
-            pipeline.add_command(commands[*place].clone());
+            sent.push(commands[*place].clone());
         }
-        let (values, came) = lanes.send(&pipeline, part.places.len() * each).await.map_err(|error| at(&part.node, error))?;
+        let (values, came) = node.send(sent, by).await.map_err(|error| at(&part.node, error))?;
         Ok((values.into_iter().skip(each - 1).step_by(each).collect(), came))
     }
 
@@ -307,25 +327,33 @@ impl Cluster {
         (0..commands.len()).map(node).collect()
     }
 
-    /// The lanes to a node, opened if there are none. They need not stand.
-    async fn lanes(&self, node: &Arc<str>) -> Result<Arc<Lanes>, StoreError> {
-        if let Some(known) = self.known(node) {
+    /// The ways to a node, opened if there are none. They need not stand.
+    async fn node(&self, address: &Arc<str>) -> Result<Node, StoreError> {
+        if let Some(known) = self.known(address) {
             return Ok(known);
         }
         let _door = self.door.lock().await;
-        if let Some(known) = self.known(node) {
+        if let Some(known) = self.known(address) {
             return Ok(known);
         }
-        let Opening { dial, lanes, deadline, tasks, stop } = &self.opening;
-        let stop = stop.child_token();
-        let pool = dial.pool(&self.url.of(node))?;
-        let lanes = Lanes::open_or_build(pool, *lanes, *deadline, tasks.clone(), stop.clone()).await;
-        self.nodes_known().insert(Arc::clone(node), Node { lanes: Arc::clone(&lanes), stop });
-        Ok(lanes)
+        let Opening { dial, lanes, deadline, commit, tasks, stop } = &self.opening;
+        let (stop, url) = (stop.child_token(), self.url.of(address));
+        let commit = match commit {
+            None => None,
+            Some(options) => {
+                let (commit, lane) = Commit::new(Leads::To(Box::new(dial.client(&url)?)), options.clone());
+                tasks.spawn(lane.run(stop.clone()));
+                Some(commit)
+            }
+        };
+        let lanes = Lanes::open_or_build(dial.pool(&url)?, *lanes, *deadline, tasks.clone(), stop.clone()).await;
+        let node = Node { lanes, commit, stop };
+        self.nodes_known().insert(Arc::clone(address), node.clone());
+        Ok(node)
     }
 
-    fn known(&self, node: &Arc<str>) -> Option<Arc<Lanes>> {
-        self.nodes_known().get(node).map(|node| Arc::clone(&node.lanes))
+    fn known(&self, address: &Arc<str>) -> Option<Node> {
+        self.nodes_known().get(address).cloned()
     }
 
     /// A slot is another node's: that is known at once, and what else has moved is asked for.
@@ -398,7 +426,7 @@ impl Cluster {
     /// Opens lanes to masters that have none, and gives up those to nodes that are none any more.
     async fn settle(&self) {
         let masters = self.masters();
-        join_all(masters.iter().map(|node| self.lanes(node))).await;
+        join_all(masters.iter().map(|node| self.node(node))).await;
         self.nodes_known().retain(|node, known| {
             let stays = masters.contains(node);
             if !stays {
@@ -426,6 +454,12 @@ impl Cluster {
 
     fn nodes_known(&self) -> MutexGuard<'_, HashMap<Arc<str>, Node>> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Node {
+    async fn send(&self, commands: Vec<Cmd>, by: By) -> Result<(Vec<Value>, Came), StoreError> {
+        in_one(&self.lanes, self.commit.as_ref(), commands, by).await
     }
 }
 

@@ -8,6 +8,9 @@
 //! A call that changed nothing may tell what another one wrote, so each batch ends with a write of its own (the *fence*): what stands
 //! before it in the stream of replication is where the fence is.
 //!
+//! There is one lane for each master, and a call is waited for by the one that executed it: a node that sends a call on (`MOVED`,
+//! `ASK`) proves nothing of it. The lane of a master that sentinels name is built anew as soon as they name another one.
+//!
 //! Deliberately not here: when a call must be durable (`runtime/`). At the level `memory` there is no such lane.
 
 use std::collections::HashMap;
@@ -22,7 +25,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{Refusal, StoreError};
 use crate::metrics;
+use crate::store::nodes::Came;
 use crate::store::retry;
+use crate::store::sentinel::Sentinels;
+use crate::store::slots::{key_of, tag};
 
 /// Most calls in one batch: Redis runs them one after the other before anybody else's.
 const COMMIT_BATCH_MAX: usize = 256;
@@ -82,14 +88,9 @@ impl Durable {
     }
 }
 
-/// What a batch brought for one call.
-pub(super) struct Committed {
-    pub(super) values: Vec<Value>,
-    pub(super) durable: Durable,
-}
-
-/// The way to the commit lane.
-pub(super) struct Commit {
+/// The way to a commit lane. All clones lead to the same one.
+#[derive(Clone)]
+pub(crate) struct Commit {
     queue: mpsc::Sender<Ask>,
     deadline: Duration,
     distrusted: Arc<AtomicBool>,
@@ -97,18 +98,35 @@ pub(super) struct Commit {
 
 struct Ask {
     commands: Vec<Cmd>,
-    reply: oneshot::Sender<Result<Committed, StoreError>>,
+    reply: oneshot::Sender<Result<(Vec<Value>, Durable), StoreError>>,
+}
+
+/// The server that a commit lane leads to.
+pub(super) enum Leads {
+    /// This one.
+    To(Box<Client>),
+    /// Whichever sentinels name.
+    ToNamed(Arc<Sentinels>),
+}
+
+/// What the key, or the channel, of the fence is called.
+#[derive(Clone)]
+pub(super) enum Fence {
+    /// So.
+    One(String),
+    /// So, and where it is a key, it is in the slot of a call of its batch: a node of a cluster takes no other.
+    InSlot(String),
 }
 
 /// How a commit lane is to work.
+#[derive(Clone)]
 pub(super) struct CommitOptions {
     pub(super) durability: Durability,
     /// How long replicas or the disk may take for one batch.
     pub(super) timeout: Duration,
     pub(super) connect_timeout: Duration,
     pub(super) response_timeout: Duration,
-    /// The key, or the channel, of the fence.
-    pub(super) fence: String,
+    pub(super) fence: Fence,
 }
 
 impl CommitOptions {
@@ -125,22 +143,18 @@ impl CommitOptions {
 
 impl Commit {
     /// The way to a lane, and the lane, to be run by a task of its own.
-    pub(super) fn new(client: Client, options: CommitOptions) -> (Self, CommitLane) {
+    pub(super) fn new(leads: Leads, options: CommitOptions) -> (Self, CommitLane) {
         let (queue, asks) = mpsc::channel(COMMIT_QUEUE_MAX);
         let distrusted = Arc::new(AtomicBool::new(false));
         let commit = Commit { queue, deadline: options.deadline(), distrusted: Arc::clone(&distrusted) };
-        (commit, CommitLane { client, options, asks, distrusted, held: None })
-    }
-
-    pub(super) fn deadline(&self) -> Duration {
-        self.deadline
+        (commit, CommitLane { leads, options, asks, distrusted, held: None })
     }
 
     /// Sends commands with the next batch.
     ///
     /// # Errors
     /// `NotExecuted` if they were not sent, `Ambiguous` if their replies did not come.
-    pub(super) async fn send(&self, commands: Vec<Cmd>) -> Result<Committed, StoreError> {
+    pub(super) async fn send(&self, commands: Vec<Cmd>) -> Result<(Vec<Value>, Came), StoreError> {
         let (reply, told) = oneshot::channel();
         self.queue.try_send(Ask { commands, reply }).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => {
@@ -152,7 +166,7 @@ impl Commit {
             }
         })?;
         match tokio::time::timeout(self.deadline, told).await {
-            Ok(Ok(committed)) => committed,
+            Ok(Ok(committed)) => committed.map(|(values, durable)| (values, Came::Commit(self.clone(), durable))),
             Ok(Err(_)) => Err(StoreError::Ambiguous { detail: "the commit lane was closed".to_owned() }),
             Err(_) => Err(StoreError::Ambiguous { detail: format!("not committed within {:?}", self.deadline) }),
         }
@@ -166,7 +180,7 @@ impl Commit {
 
 /// The connection that commits.
 pub(super) struct CommitLane {
-    client: Client,
+    leads: Leads,
     options: CommitOptions,
     asks: mpsc::Receiver<Ask>,
     distrusted: Arc<AtomicBool>,
@@ -175,6 +189,8 @@ pub(super) struct CommitLane {
 
 struct Held {
     connection: MultiplexedConnection,
+    /// The how manieth server it leads to, where sentinels name it.
+    server: u64,
     proof: Proof,
 }
 
@@ -206,7 +222,8 @@ impl CommitLane {
             if batch.is_empty() {
                 continue;
             }
-            if self.distrusted.swap(false, Ordering::Relaxed) {
+            let elsewhere = self.held.as_ref().is_some_and(|held| held.server != self.leads.server());
+            if self.distrusted.swap(false, Ordering::Relaxed) || elsewhere {
                 self.held = None;
             }
             match self.commit(&batch).await {
@@ -218,7 +235,7 @@ impl CommitLane {
                     let mut values = values.into_iter();
                     for ask in batch.drain(..) {
                         let values = values.by_ref().take(ask.commands.len()).collect();
-                        let _ = ask.reply.send(Ok(Committed { values, durable }));
+                        let _ = ask.reply.send(Ok((values, durable)));
                     }
                 }
                 Err(error) => {
@@ -245,7 +262,7 @@ impl CommitLane {
         for command in commands {
             pipeline.add_command(command.clone());
         }
-        let proofs = held.proof.commands(&self.options);
+        let proofs = held.proof.commands(&self.options, batch);
         let replies = scripts + proofs.len();
         for command in proofs {
             pipeline.add_command(command);
@@ -271,10 +288,17 @@ impl CommitLane {
             .set_connection_timeout(Some(self.options.connect_timeout))
             // The batch has a deadline of its own.
             .set_response_timeout(None);
-        let connecting = self.client.get_multiplexed_async_connection_with_config(&config);
-        let mut connection = match tokio::time::timeout(self.options.connect_timeout, connecting).await {
-            Ok(Ok(connection)) => connection,
-            Ok(Err(error)) => return Err(not_yet(error.to_string())),
+        let connecting = async {
+            match &self.leads {
+                Leads::To(client) => {
+                    let connection = client.get_multiplexed_async_connection_with_config(&config).await;
+                    connection.map(|connection| (connection, 0)).map_err(|error| not_yet(error.to_string()))
+                }
+                Leads::ToNamed(sentinels) => sentinels.connect(&config).await,
+            }
+        };
+        let (mut connection, server) = match tokio::time::timeout(self.options.connect_timeout, connecting).await {
+            Ok(connected) => connected?,
             Err(_) => return Err(not_yet(format!("no connection within {:?}", self.options.connect_timeout))),
         };
         let proof = match self.options.durability {
@@ -296,27 +320,64 @@ impl CommitLane {
             }
         };
         tracing::debug!("a commit lane stands");
-        Ok(Held { connection, proof })
+        Ok(Held { connection, server, proof })
     }
 }
 
+impl Leads {
+    /// The how manieth server it is, as far as anybody has asked.
+    fn server(&self) -> u64 {
+        match self {
+            Leads::To(_) => 0,
+            Leads::ToNamed(sentinels) => sentinels.known_server(),
+        }
+    }
+}
+
+impl Fence {
+    fn channel(&self) -> &str {
+        match self {
+            Fence::One(name) | Fence::InSlot(name) => name,
+        }
+    }
+
+    /// The key, and whether its slot is being moved to this server, so that it takes it only when asked to (`ASKING`).
+    fn key(&self, batch: &[Ask]) -> (Vec<u8>, bool) {
+        let name = self.channel().as_bytes().to_vec();
+        let Fence::InSlot(_) = self else { return (name, false) };
+        let mut before = None;
+        for command in batch.iter().flat_map(|ask| &ask.commands) {
+            if let Some(key) = key_of(command) {
+                return ([&name[..], b":{", tag(key), b"}"].concat(), before.is_some_and(is_asking));
+            }
+            before = Some(command);
+        }
+        (name, false)
+    }
+}
+
+fn is_asking(command: &Cmd) -> bool {
+    matches!(command.args_iter().next(), Some(redis::Arg::Simple(b"ASKING")))
+}
+
 impl Proof {
-    /// What follows a batch.
-    fn commands(&self, options: &CommitOptions) -> Vec<Cmd> {
+    /// What follows a batch: the last two are the fence and the wait, where there is one.
+    fn commands(&self, options: &CommitOptions, batch: &[Ask]) -> Vec<Cmd> {
         let timeout_ms = u64::try_from(options.timeout.as_millis()).unwrap_or(u64::MAX);
         match self {
             // A message goes to replicas as a write does; it is taken also by a Redis that is out of memory, and leaves nothing.
             Proof::Wait { replicas } => {
                 let (mut fence, mut wait) = (redis::cmd("PUBLISH"), redis::cmd("WAIT"));
-                fence.arg(&options.fence).arg("");
+                fence.arg(options.fence.channel()).arg("");
                 wait.arg(*replicas).arg(timeout_ms);
                 vec![fence, wait]
             }
             Proof::WaitAof => {
                 let (mut fence, mut wait) = (redis::cmd("EVAL"), redis::cmd("WAITAOF"));
-                fence.arg(FENCE).arg(1).arg(&options.fence);
+                let (key, asking) = options.fence.key(batch);
+                fence.arg(FENCE).arg(1).arg(key);
                 wait.arg(1).arg(0).arg(timeout_ms);
-                vec![fence, wait]
+                if asking { vec![redis::cmd("ASKING"), fence, wait] } else { vec![fence, wait] }
             }
             Proof::Settings { read, hold } if *hold && read.elapsed() < SETTINGS_AGE => Vec::new(),
             Proof::Settings { .. } => vec![settings()],
@@ -329,10 +390,13 @@ impl Proof {
             Some(Value::Int(count)) => u32::try_from(*count).unwrap_or(0),
             _ => 0,
         };
-        let fenced = !matches!(answers.first(), Some(Value::ServerError(_)));
+        let (fenced, wait) = match answers {
+            [.., fence, wait] => (!matches!(fence, Value::ServerError(_)), Some(wait)),
+            _ => (false, None),
+        };
         let (have, want) = match self {
-            Proof::Wait { replicas } => (if fenced { count(answers.get(1)) } else { 0 }, *replicas),
-            Proof::WaitAof => match answers.get(1) {
+            Proof::Wait { replicas } => (if fenced { count(wait) } else { 0 }, *replicas),
+            Proof::WaitAof => match wait {
                 Some(Value::Array(counts)) if fenced => (count(counts.first()), 1),
                 _ => (0, 1),
             },

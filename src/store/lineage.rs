@@ -4,6 +4,7 @@ use redis::Value;
 
 use crate::error::StoreError;
 use crate::store::Store;
+use crate::store::nodes::Master;
 
 /// A server and its place in the stream of writes, as it says itself. Empty and 0 where it does not say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,14 +36,22 @@ impl Lineage {
 }
 
 impl Store {
-    /// Asks who answers.
+    /// Asks who answers: every master, one after the other.
     ///
     /// # Errors
     /// Any: ask again later. A server that may not be asked says nothing.
-    pub(crate) async fn lineage(&self) -> Result<Lineage, StoreError> {
+    pub(crate) async fn lineages(&self) -> Result<Vec<Lineage>, StoreError> {
+        let mut lineages = Vec::new();
+        for master in self.inner.nodes.masters() {
+            lineages.push(self.lineage_of(&master).await?);
+        }
+        Ok(lineages)
+    }
+
+    async fn lineage_of(&self, master: &Master) -> Result<Lineage, StoreError> {
         let mut info = redis::cmd("INFO");
         info.arg("server").arg("replication");
-        let text = match self.command(info).await {
+        let text = match self.on(master, info).await {
             Ok(Value::BulkString(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
             Ok(Value::VerbatimString { text, .. }) => text,
             Ok(_) | Err(StoreError::Fatal { .. }) => return Ok(Lineage::default()),

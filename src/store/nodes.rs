@@ -8,18 +8,53 @@ use redis::{Cmd, Pipeline, Value};
 
 use crate::error::StoreError;
 use crate::store::cluster::{Before, Cluster, at};
-use crate::store::lanes::{Came, Lanes};
-use crate::store::retry;
+use crate::store::commit::{Commit, Durable};
+use crate::store::lanes::{self, Lanes};
 use crate::store::sentinel::Sentinels;
+use crate::store::{By, retry};
 
 /// What only a cluster or sentinels need is boxed: calls to one server carry none of it, and no type of a caller's grows by it.
 pub(crate) enum Nodes {
     /// One server.
-    One { lanes: Arc<Lanes>, client: Box<redis::Client> },
+    One { lanes: Arc<Lanes>, commit: Option<Commit>, client: Box<redis::Client> },
     /// Whichever server sentinels name.
-    Sentinel { lanes: Arc<Lanes>, sentinels: Arc<Sentinels> },
+    Sentinel { lanes: Arc<Lanes>, commit: Option<Commit>, sentinels: Arc<Sentinels> },
     /// The masters of a cluster.
     Cluster(Arc<Cluster>),
+}
+
+/// The connection that replies came by.
+#[derive(Clone)]
+pub(crate) enum Came {
+    Lane(lanes::Came),
+    /// A lane that commits, and what it proved of them.
+    Commit(Commit, Durable),
+}
+
+impl Came {
+    /// Whether what came is as durable as the caller's handle requires.
+    pub(crate) fn durable(&self) -> Durable {
+        match self {
+            Came::Lane(_) => Durable::Yes,
+            Came::Commit(_, durable) => *durable,
+        }
+    }
+
+    /// A reply came that answers somebody else's call.
+    pub(crate) fn distrust(&self) {
+        match self {
+            Came::Lane(came) => came.distrust(),
+            Came::Commit(commit, _) => commit.distrust(),
+        }
+    }
+
+    /// A reader found itself on a replica.
+    pub(crate) fn on_replica(&self) {
+        match self {
+            Came::Lane(came) => came.on_replica(),
+            Came::Commit(commit, _) => commit.distrust(),
+        }
+    }
 }
 
 /// Which kind of Redis it is.
@@ -107,7 +142,7 @@ impl Nodes {
     pub(crate) async fn on(&self, master: &Master, command: Cmd) -> Result<Value, StoreError> {
         match (self, master) {
             (Nodes::Cluster(cluster), Master::At(node)) => cluster.on(node, &command).boxed().await,
-            _ => match self.send(vec![command]).await?.swap_remove(0) {
+            _ => match self.send(vec![command], By::Lanes).await?.swap_remove(0) {
                 Value::ServerError(error) => Err(retry::of_server(&error)),
                 value => Ok(value),
             },
@@ -115,11 +150,13 @@ impl Nodes {
     }
 
     /// Sends commands that do not depend on each other unless they are of one key; an error of Redis is a value.
-    pub(crate) async fn send(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
+    pub(crate) async fn send(&self, commands: Vec<Cmd>, by: By) -> Result<Vec<Value>, StoreError> {
         match self {
-            Nodes::One { lanes, .. } => in_one(lanes, commands).await.map(|(values, _)| values),
-            Nodes::Sentinel { lanes, sentinels } => named(sentinels, in_one(lanes, commands).await).map(|(values, _)| values),
-            Nodes::Cluster(cluster) => cluster.send(&commands).boxed().await,
+            Nodes::One { lanes, commit, .. } => in_one(lanes, commit.as_ref(), commands, by).await.map(|(values, _)| values),
+            Nodes::Sentinel { lanes, commit, sentinels } => {
+                named(sentinels, in_one(lanes, commit.as_ref(), commands, by).await).map(|(values, _)| values)
+            }
+            Nodes::Cluster(cluster) => cluster.send(&commands, by).boxed().await,
         }
     }
 
@@ -129,11 +166,12 @@ impl Nodes {
         commands: Vec<Cmd>,
         main: usize,
         before: Before,
+        by: By,
     ) -> Result<(Vec<Value>, Came), StoreError> {
         match self {
-            Nodes::One { lanes, .. } => in_one(lanes, commands).await,
-            Nodes::Sentinel { lanes, sentinels } => named(sentinels, in_one(lanes, commands).await),
-            Nodes::Cluster(cluster) => cluster.send_around(&commands, main, before).boxed().await,
+            Nodes::One { lanes, commit, .. } => in_one(lanes, commit.as_ref(), commands, by).await,
+            Nodes::Sentinel { lanes, commit, sentinels } => named(sentinels, in_one(lanes, commit.as_ref(), commands, by).await),
+            Nodes::Cluster(cluster) => cluster.send_around(&commands, main, before, by).boxed().await,
         }
     }
 
@@ -175,11 +213,15 @@ fn named(sentinels: &Sentinels, sent: Sent) -> Sent {
     Ok((values.into_iter().map(value).collect(), came))
 }
 
-async fn in_one(lanes: &Arc<Lanes>, commands: Vec<Cmd>) -> Sent {
+/// Sends commands to one server by one of the two ways.
+pub(super) async fn in_one(lanes: &Arc<Lanes>, commit: Option<&Commit>, commands: Vec<Cmd>, by: By) -> Sent {
+    if let (By::Commit, Some(commit)) = (by, commit) {
+        return commit.send(commands).await;
+    }
     let replies = commands.len();
     let mut pipeline = Pipeline::with_capacity(replies);
     for command in commands {
         pipeline.add_command(command);
     }
-    lanes.send(&pipeline, replies).await
+    lanes.send(&pipeline, replies).await.map(|(values, came)| (values, Came::Lane(came)))
 }

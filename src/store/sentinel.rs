@@ -7,8 +7,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use deadpool_redis::Pool;
-use redis::Value;
 use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Value};
 
 use crate::error::{Refusal, StoreError};
 use crate::place::NodeUrl;
@@ -37,6 +37,19 @@ struct Master {
     pool: Pool,
 }
 
+impl Master {
+    /// The connection, unless it leads to a replica.
+    async fn calls_itself_so(&self, mut connection: MultiplexedConnection) -> Result<(MultiplexedConnection, u64), StoreError> {
+        // Where it may not be asked, the sentinels are believed.
+        let role: Value = redis::cmd("ROLE").query_async(&mut connection).await.unwrap_or(Value::Nil);
+        if is_replica(&role) {
+            let detail = format!("{}, which the sentinels name, is a replica", self.address);
+            return Err(StoreError::NotExecuted { code: Refusal::ReadOnly, detail });
+        }
+        Ok((connection, self.server))
+    }
+}
+
 impl Sentinels {
     pub(crate) fn new(url: NodeUrl, sentinels: Vec<String>, service: String, dial: Dial) -> Self {
         Sentinels { url, service, dial, known: Mutex::new(Known { sentinels, master: None }) }
@@ -48,14 +61,24 @@ impl Sentinels {
     /// `NotExecuted` while no sentinel names one that calls itself so.
     pub(crate) async fn take(&self) -> Result<(MultiplexedConnection, u64), StoreError> {
         let master = self.master().await?;
-        let mut connection = dial::take(&master.pool).await?;
-        // Where it may not be asked, the sentinels are believed.
-        let role: Value = redis::cmd("ROLE").query_async(&mut connection).await.unwrap_or(Value::Nil);
-        if is_replica(&role) {
-            let detail = format!("{}, which the sentinels name, is a replica", master.address);
-            return Err(StoreError::NotExecuted { code: Refusal::ReadOnly, detail });
-        }
-        Ok((connection, master.server))
+        let connection = dial::take(&master.pool).await?;
+        master.calls_itself_so(connection).await
+    }
+
+    /// A connection of its own to the master, with settings of its own, and the how manieth master it is.
+    ///
+    /// # Errors
+    /// As [`Sentinels::take`].
+    pub(crate) async fn connect(&self, config: &AsyncConnectionConfig) -> Result<(MultiplexedConnection, u64), StoreError> {
+        let master = self.master().await?;
+        let url = self.url.of(&master.address);
+        let connected = self.dial.client(&url)?.get_multiplexed_async_connection_with_config(config).await;
+        master.calls_itself_so(connected.map_err(|error| dial::cannot(&url, &error))?).await
+    }
+
+    /// The how manieth master was named last.
+    pub(crate) fn known_server(&self) -> u64 {
+        self.known().master.as_ref().map_or(0, |master| master.server)
     }
 
     /// The how manieth master the sentinels name.

@@ -28,13 +28,18 @@ const CRC: [u16; 256] = {
     table
 };
 
-/// The slot of a key: of what stands in its first braces, if something does.
-pub(crate) fn slot(key: &[u8]) -> u16 {
+/// What of a key its slot follows from: what stands in its first braces, if something does.
+pub(crate) fn tag(key: &[u8]) -> &[u8] {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];
         rest.iter().position(|byte| *byte == b'}').filter(|close| *close > 0).map(|close| &rest[..close])
     });
-    let crc = tag.unwrap_or(key).iter().fold(0_u16, |crc, byte| (crc << 8) ^ CRC[usize::from((crc >> 8) as u8 ^ byte)]);
+    tag.unwrap_or(key)
+}
+
+/// The slot of a key.
+pub(crate) fn slot(key: &[u8]) -> u16 {
+    let crc = tag(key).iter().fold(0_u16, |crc, byte| (crc << 8) ^ CRC[usize::from((crc >> 8) as u8 ^ byte)]);
     crc % SLOTS
 }
 

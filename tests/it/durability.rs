@@ -11,12 +11,10 @@ use onejob::store::{Durability, Store, StoreOptions};
 use serde_json::Value;
 
 use crate::http_support::{Client, Served, route, serve_with};
-use crate::support::{Redis, SOON, simulated, standalone_only, until};
+use crate::support::{Redis, SOON, simulated, until};
 
 mod levels;
 
-/// Why nothing here is for a cluster.
-const ONE_SERVER: &str = "levels of durability are for a single server yet: in a cluster all but memory is refused at the start";
 /// How long replicas have for a write. A healthy one takes a millisecond; the machine may be busy.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -31,7 +29,7 @@ struct Pair {
 async fn leader(arguments: &[&str]) -> (Redis, String) {
     let mut all = vec!["--repl-diskless-sync-delay", "0", "--bind", "127.0.0.1"];
     all.extend_from_slice(arguments);
-    let redis = Redis::start_with(&all).await;
+    let redis = Redis::start_alone(&all).await;
     let port = listen(&redis).await;
     (redis, port)
 }
@@ -57,7 +55,7 @@ async fn follower(port: &str) -> Redis {
 /// The same, with more arguments for `redis-server`.
 async fn follower_with(port: &str, arguments: &[&str]) -> Redis {
     let follow = ["--replicaof", "127.0.0.1", port, "--replica-serve-stale-data", "yes"];
-    let redis = Redis::start_with(&[&follow, arguments].concat()).await;
+    let redis = Redis::start_alone(&[&follow, arguments].concat()).await;
     until("the replica follows", async || {
         let info: String = redis.command(&["INFO", "replication"]).await;
         info.contains("master_link_status:up")
@@ -125,9 +123,6 @@ async fn only_job(redis: &Redis) -> onejob::job::Identity {
 
 #[tokio::test]
 async fn what_no_replica_has_is_not_sent() {
-    if standalone_only(ONE_SERVER) {
-        return;
-    }
     let pair = Pair::start().await;
     let gateway = pair.gateway().await;
     let alice = gateway.client.with_token("alice");
@@ -154,9 +149,6 @@ async fn what_no_replica_has_is_not_sent() {
 
 #[tokio::test]
 async fn an_ending_that_no_replica_has_is_not_told() {
-    if standalone_only(ONE_SERVER) {
-        return;
-    }
     let pair = Pair::start().await;
     let gateway = pair.gateway().await;
     let (alice, operator) = (gateway.client.with_token("alice"), gateway.client.with_token("operator"));
@@ -198,9 +190,6 @@ async fn an_ending_that_no_replica_has_is_not_told() {
 
 #[tokio::test]
 async fn a_result_is_kept_in_hand_until_a_replica_has_it() {
-    if standalone_only(ONE_SERVER) {
-        return;
-    }
     let pair = Pair::start().await;
     let gateway = pair.gateway().await;
     let alice = gateway.client.with_token("alice");
@@ -225,9 +214,6 @@ async fn a_result_is_kept_in_hand_until_a_replica_has_it() {
 
 #[tokio::test]
 async fn a_cancel_that_no_replica_has_is_not_acknowledged() {
-    if standalone_only(ONE_SERVER) {
-        return;
-    }
     let pair = Pair::start().await;
     let gateway = pair.gateway().await;
     let alice = gateway.client.with_token("alice");
@@ -244,9 +230,6 @@ async fn a_cancel_that_no_replica_has_is_not_acknowledged() {
 
 #[tokio::test]
 async fn work_without_effects_is_begun_without_a_replica() {
-    if standalone_only(ONE_SERVER) {
-        return;
-    }
     let pair = Pair::start().await;
     let gateway = pair.gateway().await;
     let alice = gateway.client.with_token("alice");
@@ -262,9 +245,6 @@ async fn work_without_effects_is_begun_without_a_replica() {
 
 #[tokio::test]
 async fn many_calls_wait_for_the_replica_together() {
-    if standalone_only(ONE_SERVER) {
-        return;
-    }
     const CALLS: usize = 64;
     let pair = Pair::start().await;
     let gateway = pair.gateway().await;
@@ -301,9 +281,6 @@ async fn many_calls_wait_for_the_replica_together() {
 
 #[tokio::test]
 async fn a_commit_lane_that_breaks_is_built_anew_and_proves_again() {
-    if standalone_only(ONE_SERVER) {
-        return;
-    }
     let pair = Pair::start().await;
     let gateway = pair.gateway().await;
     let alice = gateway.client.with_token("alice");
@@ -353,9 +330,6 @@ async fn noticed(redis: &Redis, alice: &Client, provider: &Simulated, id: &str, 
 
 #[tokio::test]
 async fn a_file_that_is_not_on_disk_first_is_not_durable() {
-    if standalone_only(ONE_SERVER) {
-        return;
-    }
     let redis = Redis::start_with(&["--appendonly", "yes", "--appendfsync", "everysec"]).await;
     if has_waitaof(&redis).await {
         return;
@@ -411,9 +385,6 @@ async fn a_file_that_is_synced_each_second_is_waited_for_where_the_server_says_w
 
 #[tokio::test]
 async fn without_its_replicas_a_gateway_starts_and_says_so() {
-    if standalone_only(ONE_SERVER) {
-        return;
-    }
     let redis = Redis::start().await;
     let warnings = connect(&redis, Durability::Replicated(2)).await.unwrap();
     assert!(warnings.iter().any(|warning| warning.contains("0 of 2 replicas are connected")), "{warnings:?}");
@@ -422,9 +393,6 @@ async fn without_its_replicas_a_gateway_starts_and_says_so() {
 
 #[tokio::test]
 async fn at_memory_nothing_waits_and_nothing_is_written_besides() {
-    if standalone_only(ONE_SERVER) {
-        return;
-    }
     let pair = Pair::start().await;
     pair.master.command::<()>(&["CONFIG", "RESETSTAT"]).await;
     let gateway = pair.gateway_at(Durability::Memory).await;

@@ -120,7 +120,12 @@ pub async fn serve(redis: &Redis, provider: &Simulated, change: impl FnOnce(&mut
 
 /// One more gateway before the same Redis and provider, changed in any way.
 pub async fn serve_with(redis: &Redis, provider: &Simulated, change: impl FnOnce(&mut Setup)) -> Served {
-    let mut store = StoreOptions::new(redis.url());
+    serve_at(redis.url(), provider, change).await
+}
+
+/// The same, by the URL of whatever stands there.
+pub async fn serve_at(url: &str, provider: &Simulated, change: impl FnOnce(&mut Setup)) -> Served {
+    let mut store = StoreOptions::new(url);
     store.response_timeout = Duration::from_secs(2);
     store.connect_timeout = SOON;
     let runtime_options = RuntimeOptions { sweep: Duration::from_millis(100), waiters_max: 200, ..RuntimeOptions::default() };

@@ -3,6 +3,7 @@
 //! That a master takes with it what it had acknowledged and not yet told its replica is Redis' own, and not looked at here: it is
 //! made to tell before it is killed.
 
+mod durable;
 mod load;
 pub mod node;
 mod six;

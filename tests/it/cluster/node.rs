@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use redis::{FromRedisValue, RedisResult};
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::support::server::program;
@@ -125,6 +126,31 @@ impl Node {
     pub fn die(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    /// Its master tells it nothing any more, not even what is on its way.
+    pub async fn cut_from(&self, master: &Node) {
+        self.signal(Signal::STOP);
+        master.tell::<i64>(&["CLIENT", "KILL", "TYPE", "REPLICA"]).await;
+        until("it is cut off", async || master.info("replication", "connected_slaves").await.is_some_and(|count| count == "0"))
+            .await;
+    }
+
+    /// It goes on, and asks its master again.
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id().try_into().unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// Joins a master's cluster and follows it.
+    pub async fn follow_in_cluster(&self, master: &Node) {
+        self.tell::<()>(&["CLUSTER", "MEET", "127.0.0.1", &master.port.to_string(), &master.bus.to_string()]).await;
+        let id = master.id().await;
+        until("it follows", async || self.ask::<()>(&["CLUSTER", "REPLICATE", &id]).await.is_ok()).await;
     }
 }
 

@@ -13,11 +13,11 @@ use onejob::provider::simulated::Simulated;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use super::{ONE_SERVER, follower_with, has_waitaof, leader, listen};
+use super::{follower_with, has_waitaof, leader, listen};
 use crate::fleet::dice::setting;
 use crate::http_support::raw;
 use crate::support::gateway::{Gateway, Site};
-use crate::support::{Redis, simulated, standalone_only, until, until_within};
+use crate::support::{Redis, simulated, until, until_within};
 
 /// How many intents the short form has before the failure begins, and as many after.
 const SHORT: usize = 12;
@@ -415,9 +415,6 @@ async fn answered(gateway: &Gateway, id: &str) -> crate::support::gateway::Answe
 
 #[tokio::test]
 async fn a_replica_that_was_behind_takes_back_what_memory_acknowledged() {
-    if standalone_only(ONE_SERVER) {
-        return;
-    }
     let lost = cell(Level::Memory, Fault::Behind, SHORT).await;
     assert!(lost.claims.lost > 0 && lost.results.lost > 0 && lost.most > 1, "the failure is not one: {lost:?}");
 }
@@ -430,18 +427,12 @@ async fn a_replica_that_was_behind_takes_back_what_one_disk_had() {
 
 #[tokio::test]
 async fn a_replica_that_was_behind_takes_back_nothing_that_replicated_acknowledged() {
-    if standalone_only(ONE_SERVER) {
-        return;
-    }
     let lost = cell(Level::Replicated, Fault::Behind, SHORT).await;
     assert!(lost.nothing() && lost.claims.told >= SHORT / 2, "{lost:?}");
 }
 
 #[tokio::test]
 async fn a_file_without_its_tail_has_all_that_fsync_acknowledged() {
-    if standalone_only(ONE_SERVER) {
-        return;
-    }
     let lost = cell(Level::Fsync, Fault::Tail, SHORT).await;
     assert!(lost.nothing() && lost.claims.told >= SHORT, "{lost:?}");
 }
@@ -464,9 +455,6 @@ async fn a_replica_has_all_that_replicated_acknowledged_when_the_tail_of_its_mas
 
 #[tokio::test]
 async fn what_a_failover_took_back_is_counted_and_told() {
-    if standalone_only(ONE_SERVER) {
-        return;
-    }
     let mut stage = Stage::set(Level::Memory).await;
     let gateway = stage.gateway().await;
     let mut told = Told::default();
@@ -507,9 +495,6 @@ const HEAD: &str = "\
 #[tokio::test]
 #[ignore = "takes minutes: make durability"]
 async fn every_level_under_every_failure() {
-    if standalone_only(ONE_SERVER) {
-        return;
-    }
     let intents = setting("ONEJOB_DURABILITY_INTENTS").map_or(LONG, |intents| usize::try_from(intents).unwrap());
     let (mut table, mut broken) = (HEAD.to_owned(), Vec::new());
     for fault in FAULTS {

@@ -82,7 +82,15 @@ impl Redis {
 
     /// Starts one with more arguments for `redis-server`.
     pub async fn start_with(arguments: &[&str]) -> Self {
-        let server = Server::start(arguments);
+        Self::of(Server::start(arguments)).await
+    }
+
+    /// Starts one that is no cluster whatever the environment says: others can follow it, or it can follow them.
+    pub async fn start_alone(arguments: &[&str]) -> Self {
+        Self::of(Server::start_alone(arguments)).await
+    }
+
+    async fn of(server: Server) -> Self {
         let client = redis::Client::open(server.socket()).expect("a URL");
         let patience = Some(Duration::from_secs(10));
         let config = redis::AsyncConnectionConfig::new().set_connection_timeout(patience).set_response_timeout(patience);

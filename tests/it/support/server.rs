@@ -45,7 +45,7 @@ impl Server {
     /// Starts a server that keeps nothing on disk and evicts nothing; later arguments win.
     pub(crate) fn start(arguments: &[&str]) -> Self {
         if !as_cluster() {
-            return Self::start_on(&["--port", "0"], arguments).unwrap_or_else(|told| panic!("{told}"));
+            return Self::start_alone(arguments);
         }
         let mut told = String::new();
         for _ in 0..PORTS_TRIES {
@@ -69,6 +69,11 @@ impl Server {
             }
         }
         panic!("{told}");
+    }
+
+    /// Starts a server that is no cluster whatever the environment says.
+    pub(crate) fn start_alone(arguments: &[&str]) -> Self {
+        Self::start_on(&["--port", "0"], arguments).unwrap_or_else(|told| panic!("{told}"))
     }
 
     fn start_on(place: &[&str], arguments: &[&str]) -> Result<Self, String> {
