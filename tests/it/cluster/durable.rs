@@ -153,7 +153,7 @@ async fn at_fsync_every_master_of_a_cluster_must_have_its_file_on_disk() {
         until("it is on disk", async || claim(key).await.is_ok()).await;
     }
     // So has one that a slot is being moved to.
-    let (slot, moving) = keys_of_one_slot(1);
+    let (slot, moving) = keys_of_one_slot("shop", 1);
     let (from, to, slot) = (&cluster.masters[0], &cluster.masters[2], slot.to_string());
     to.tell::<()>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from.id().await]).await;
     from.tell::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to.id().await]).await;
