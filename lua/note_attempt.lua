@@ -7,6 +7,8 @@ state of attempt and job is never touched, and a name that stands is never repla
 attempt that has ended may be noted too: it may still cost something.
 
 A caller that lost our reply sends the same call again and is answered "repeated". So does one that was told the same by somebody else.
+"replayed" is written down of an unknown attempt of an open job alone, before it is sent again: whoever is told another state does
+not send it.
 
 KEYS
   [1] job     STRING, the record (docs/PROTOCOL.md)
@@ -50,8 +52,9 @@ if model ~= '' and attempt[A.model] == '' then
   attempt[A.model] = model
   news = true
 end
+local replayable = attempt[A.state] == 'unknown' and not ended(record)
 local now = clock(record)
-if #event > 0 and not happened(record, event, number, detail) then
+if #event > 0 and (event ~= 'replayed' or replayable) and not happened(record, event, number, detail) then
   note(record, now, event, number, actor, detail)
   news = true
 end

@@ -21,7 +21,7 @@ use uuid::Uuid;
 use crate::attempt::{Attempt, AttemptState, AttemptToken, FinishOutcome, ResolveOutcome};
 use crate::error::StoreError;
 use crate::failpoint::failpoint;
-use crate::job::{Identity, Job, Payload};
+use crate::job::{Identity, Job, JobState, Payload};
 use crate::metrics;
 use crate::policy::{self, FailoverOn, REPLAYS_MAX, Try};
 use crate::provider::{
@@ -29,7 +29,9 @@ use crate::provider::{
 };
 use crate::runtime::certificates::{self, Seen};
 use crate::runtime::{CheckResult, Decision, Inner, Lane, Route, Then, attempt_key, checks, millis, outside, verdict};
-use crate::store::{AskExtended, AskTaken, FinishAttempt, Follow, NoteAttempt, Noted, NotedEvent, Read, Resolved, Tell, Word};
+use crate::store::{
+    AskExtended, AskTaken, FinishAttempt, Follow, NoteAttempt, NoteReply, Noted, NotedEvent, Read, Resolved, Tell, Word,
+};
 
 /// Who asks, in the events.
 const ACTOR: &str = "onejob/reconcile";
@@ -184,6 +186,17 @@ fn matter<'a>(runtime: &Inner, route: &Route, job: &Job, attempt: &'a Attempt, n
 /// Whether nobody wants the job's open attempts any more.
 fn is_unwanted(job: &Job) -> bool {
     job.is_ended() || !job.canceled_by.is_empty()
+}
+
+/// Whether an attempt was unknown, and its result wanted, when it was written down that it would be sent again. From then on no word
+/// of its holder opens the way for another attempt; a word that came before has opened it.
+fn is_still_asked_for(noted: &NoteReply) -> bool {
+    match noted {
+        NoteReply::Noted { attempt, job } | NoteReply::Repeated { attempt, job } => {
+            *attempt == AttemptState::Unknown && *job != JobState::Canceling && !job.is_ended()
+        }
+        NoteReply::NotFound => false,
+    }
 }
 
 /// Whether the provider is yet to be asked to stop an attempt.
@@ -400,7 +413,11 @@ impl Asker {
         // Before the first byte: whoever comes after us counts it.
         let replays = job.happened(attempt.number, Noted::Replayed.as_str()).count();
         let detail = format!("{} of at most {REPLAYS_MAX}, with the same key and the same bytes", replays + 1);
-        self.note(job, attempt, Noted::Replayed, &detail).await?;
+        let noted = self.note(job, attempt, Noted::Replayed, &detail).await?;
+        if !is_still_asked_for(&noted) {
+            tracing::debug!(job = %job.id, attempt = attempt.number, ?noted, "it is settled meanwhile; it is not sent again");
+            return Ok(None);
+        }
         let (telling, heard) = Telling::channel();
         let call = Call {
             rendered,
@@ -496,9 +513,9 @@ impl Asker {
         Ok(())
     }
 
-    async fn note(&self, job: &Job, attempt: &Attempt, event: Noted, detail: &str) -> Result<(), StoreError> {
+    async fn note(&self, job: &Job, attempt: &Attempt, event: Noted, detail: &str) -> Result<NoteReply, StoreError> {
         let note = NoteAttempt { event: Some(NotedEvent { event, actor: ACTOR, detail }), ..nothing(job, attempt) };
-        self.runtime.store.note_attempt(&note).await.map(drop)
+        self.runtime.store.note_attempt(&note).await
     }
 
     /// Leaves the lease standing until the next question is due, and asks for a look then.

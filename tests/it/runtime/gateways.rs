@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onejob::attempt::AttemptState::{Aborted, Succeeded, Unknown};
-use onejob::attempt::AttemptToken;
+use onejob::attempt::{AttemptToken, FinishOutcome};
 use onejob::fingerprint::{Fingerprinted, digest, fingerprint, second_half};
 use onejob::job::{Body, Class, Identity, JobId, JobState, Key, Owner, Payload};
 use onejob::runtime::{Drained, Replayed, SubmitError, WaitFor};
-use onejob::store::{Begin, Read, Store, SubmitJob, Submitted, WriteAhead};
+use onejob::store::{Begin, FinishAttempt, Finished, Follow, Read, Store, SubmitJob, Submitted, Tell, WriteAhead};
 
 use super::{SOON, Shop, ended, rules, settled, states, submission, until};
 
@@ -38,6 +38,27 @@ pub async fn claimed_by_a_dead_gateway(store: &Store, key: &str, begin: Begin<'_
     };
     assert!(matches!(store.submit_job(&submit).await.unwrap(), Submitted::Created { .. }));
     id
+}
+
+/// What the holder of a job's first attempt tells of it.
+pub async fn told_by_its_holder(store: &Store, id: JobId, outcome: FinishOutcome, reason: &str) {
+    let Read::Found(job) = store.read_job(id.identity()).await.unwrap() else { panic!("it is there") };
+    let finish = FinishAttempt {
+        job: id,
+        number: 1,
+        token: job.attempts[0].token,
+        outcome,
+        result: &Payload::default(),
+        reason,
+        remote_id: "",
+        model: "",
+        follow: Follow::Retry { delay_ms: 0, hold_ms: 0 },
+        hint_ms: None,
+        strip_at_ms: None,
+        tell: Tell::Nothing,
+    };
+    let finished = store.finish_attempt(&finish).await.unwrap();
+    assert!(matches!(finished, Finished::Recorded { .. }), "{finished:?}");
 }
 
 pub fn running() -> Begin<'static> {

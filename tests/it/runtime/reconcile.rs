@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onejob::attempt::AttemptState::{Abandoned, Failed, Succeeded, Unknown};
+use onejob::attempt::FinishOutcome;
 use onejob::job::{Job, JobState};
 use onejob::policy::{FailoverOn, REPLAYS_MAX, Reconcile};
 use onejob::provider::simulated::{Keys, Simulated, SimulatedOptions};
+use onejob::provider::{Provider as _, Request};
 use onejob::runtime::{ListState, Runtime};
-use onejob::store::Begin;
+use onejob::store::{Begin, WriteAhead};
 
 use super::courier::{Courier, Log, Renders};
-use super::gateways::claimed_by_a_dead_gateway;
+use super::gateways::{claimed_by_a_dead_gateway, told_by_its_holder};
 use super::{Setup, Shop, ended, settled, states, submission, until};
 use crate::support::Submission;
 
@@ -166,6 +168,37 @@ async fn replays_of_one_attempt_are_bounded() {
     let ledger = printer.ledger_of(&id.to_string());
     assert_eq!((ledger.received, ledger.executed), (1 + REPLAYS_MAX as u64, 1));
     assert_eq!(runtime.read(id).await.unwrap().happened(1, "replayed").count(), REPLAYS_MAX);
+}
+
+/// Between the question and the replay its holder says that nothing was sent, and another attempt begins: the first one's key must
+/// not be used any more.
+#[tokio::test]
+async fn what_its_holder_gave_up_meanwhile_is_not_sent_again() {
+    let shop = Shop::open().await;
+    let printer = honouring_keys().await;
+    let mut courier = Courier::new(&printer, TOTAL).finds().replays(Duration::from_secs(3600));
+    courier.ask_instead(&shop.laser);
+    *courier.log.takes.lock().unwrap() = Duration::from_secs(1);
+    let request = Request {
+        method: String::new(),
+        target: String::new(),
+        content_type: "application/json".to_owned(),
+        headers: vec![],
+        body: Arc::from(&b"{}"[..]),
+    };
+    let request_hash = courier.render(&request).unwrap().hash();
+    let sent = WriteAhead { url: &printer.base_url(), request_hash: &request_hash, certificate: "" };
+    let store = shop.redis.store().await;
+    let begin = Begin::Running { provider: "inkjet", sent };
+    let id = claimed_by_a_dead_gateway(&store, "order-1", begin, Duration::from_millis(200)).await;
+    let (runtime, log) = gateway(&shop, courier, |_| {}).await;
+    until("it is asked about", async || log.count("find") == 1).await;
+    told_by_its_holder(&store, id, FinishOutcome::Aborted, "not_sent").await;
+    let job = ended(&runtime, id).await;
+    assert_eq!((job.state, states(&job)), (JobState::Succeeded, vec![Failed, Succeeded]));
+    let ask = format!("oj:{{{}}}:ask", id.identity());
+    until("nobody asks any more", async || !shop.redis.command::<bool>(&["EXISTS", &ask]).await).await;
+    assert_eq!((printer.ledger_of(&id.to_string()).executed, log.asked()), (1, vec!["find"]));
 }
 
 /// Claimed and written ahead, then its gateway died: nobody knows whether it was sent. That the provider has never heard of it is

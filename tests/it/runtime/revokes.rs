@@ -5,15 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use onejob::attempt::AttemptState::{Aborted, Failed, Succeeded};
 use onejob::attempt::{AttemptToken, FinishOutcome};
 use onejob::error::{Refusal, StoreError};
-use onejob::job::{JobState, Payload};
+use onejob::job::JobState;
 use onejob::policy::DENIED;
 use onejob::provider::{Abilities, Call, Evidence, Outcome, ProviderFuture, RenderError, Rendered, Response, Sent};
 use onejob::qualify::Standing;
-use onejob::store::{FinishAttempt, Follow, Read, Tell};
 use tokio::sync::watch;
 
 use super::certificates::{gated, run};
-use super::gateways::{claimed_by_a_dead_gateway, running};
+use super::gateways::{claimed_by_a_dead_gateway, running, told_by_its_holder};
 use super::*;
 use crate::support::standalone_only;
 
@@ -150,22 +149,7 @@ async fn an_adopted_job_that_is_denied_for_its_own_request_goes_on_without_that_
     shop.certify(r#"{"model":"another"}"#, "").await;
     let store = shop.redis.store().await;
     let id = claimed_by_a_dead_gateway(&store, "order-1", running(), Duration::from_millis(200)).await;
-    let Read::Found(job) = store.read_job(id.identity()).await.unwrap() else { panic!("it is there") };
-    let finish = FinishAttempt {
-        job: id,
-        number: 1,
-        token: job.attempts[0].token,
-        outcome: FinishOutcome::Failed,
-        result: &Payload::default(),
-        reason: "rejected 429: not now",
-        remote_id: "",
-        model: "",
-        follow: Follow::Retry { delay_ms: 0, hold_ms: 0 },
-        hint_ms: None,
-        strip_at_ms: None,
-        tell: Tell::Nothing,
-    };
-    store.finish_attempt(&finish).await.unwrap();
+    told_by_its_holder(&store, id, FinishOutcome::Failed, "rejected 429: not now").await;
     let runtime = shop.gateway_with(gated).await;
     let job = ended(&runtime, id).await;
     let attempts: Vec<(&str, _)> = job.attempts.iter().map(|attempt| (attempt.provider.as_str(), attempt.state)).collect();

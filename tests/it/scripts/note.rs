@@ -43,6 +43,8 @@ async fn the_first_name_of_an_attempt_stays() {
 async fn an_event_is_noted_once_for_each_attempt_and_each_detail() {
     let redis = Redis::start().await;
     let given = redis.given_race(2).await;
+    given.lose(1).await;
+    given.lose(2).await;
     let calls = [(1, "1 of 5"), (1, "1 of 5"), (1, "2 of 5"), (2, "1 of 5"), (2, "1 of 5")];
     let mut told = Vec::new();
     for (number, detail) in calls {
@@ -51,6 +53,18 @@ async fn an_event_is_noted_once_for_each_attempt_and_each_detail() {
     assert_eq!(told, [true, false, true, true, false]);
     let job = given.job().await;
     assert_eq!((job.happened(1, "replayed").count(), job.happened(2, "replayed").count()), (2, 1));
+}
+
+/// Whoever is told so does not send it.
+#[tokio::test]
+async fn only_an_unknown_attempt_of_an_open_job_is_sent_again() {
+    let redis = Redis::start().await;
+    for given in [redis.given_running().await, redis.given_canceled().await] {
+        let before = given.dump().await;
+        let told = given.note(1, "", Some((Noted::Replayed, "1 of 5"))).await;
+        assert!(matches!(told, NoteReply::Repeated { attempt, .. } if attempt != AttemptState::Unknown), "{told:?}");
+        assert_eq!(given.dump().await, before);
+    }
 }
 
 #[tokio::test]
