@@ -8,14 +8,14 @@ use crate::error::StoreError;
 use crate::failpoint::failpoint;
 use crate::job::{JobId, Payload};
 use crate::metrics;
-use crate::policy::{self, Next, Open, Try};
+use crate::policy::{self, Effects, Next, Open, Try};
 use crate::provider::{Fence, Rendered, Request, boottime_ms};
 use crate::runtime::attempts::{
-    NOT_DURABLE, Room, Running, STORE_PAUSE, STORE_PAUSE_MAX, Work, drive, give_back, lane_of, settle_beginning,
+    Room, Running, STORE_PAUSE, STORE_PAUSE_MAX, Work, drive, give_back, lane_of, settle_beginning, unconfirmed,
 };
 use crate::runtime::certificates::{self, Grant};
-use crate::runtime::{Inner, Lane, Route, millis, sweeper, verdict};
-use crate::store::{Begin, BeginAttempt, Begun, Marked, WriteAhead};
+use crate::runtime::{Inner, Lane, Route, millis, protection, sweeper, verdict};
+use crate::store::{Begin, BeginAttempt, Begun, Durability, Marked, WriteAhead};
 
 /// A pending job that nobody holds, as its record has it.
 pub(crate) struct Found {
@@ -32,6 +32,10 @@ pub(crate) struct Found {
 /// when its lease lapsed is counted, and after a few the scripts end the job instead of the next gateway.
 pub(crate) async fn adopt(runtime: Arc<Inner>, found: Found, place: usize, room: Room) {
     let Some(lane) = lane_of(&runtime, &found.route, place) else { return };
+    if let Some(reason) = keeps_it_from_being_durable(&runtime, &found).await {
+        protection::put_off(&runtime, found.job, None, runtime.options.lease / 2, &reason).await;
+        return;
+    }
     let began = Instant::now();
     let (token, lease_from_ms) = (AttemptToken::random(), boottime_ms());
     let hint_ms = runtime.store.now_ms() + runtime.lease_ms();
@@ -83,6 +87,18 @@ pub(crate) async fn adopt(runtime: Arc<Inner>, found: Found, place: usize, room:
     drive(runtime, work, attempt, rendered, room, began).await;
 }
 
+/// Whether too few would have a write-ahead now. Each attempt that is begun in vain would be one less for the time when they are back.
+async fn keeps_it_from_being_durable(runtime: &Inner, found: &Found) -> Option<String> {
+    if runtime.store.durability() == Durability::Memory || found.route.effects == Effects::Pure {
+        return None;
+    }
+    match runtime.ahead(&found.route).read_job(found.job.identity()).await {
+        Err(error @ StoreError::NotDurable { .. }) => Some(unconfirmed(&error, "")),
+        // Whatever else is wrong, the beginning will meet it.
+        Ok(_) | Err(_) => None,
+    }
+}
+
 /// The slot that an adopted job's attempt has, before there is anything to send.
 struct Slot {
     job: JobId,
@@ -94,9 +110,8 @@ struct Slot {
 /// Reads and renders what an adopted job asks for, and writes ahead. An error is the reason why nothing will be sent.
 async fn prepare(runtime: &Inner, found: Found, lane: &Lane, slot: &Slot) -> Result<(Work, Rendered, Grant), String> {
     let Found { job, input, route, tries, deadline } = found;
-    let fenced = || "fenced: the lease ran out while redis was away".to_owned();
     let read = || runtime.store.body(job.identity(), &input.body);
-    let body = while_ours(slot, read).await.ok_or_else(fenced)?.map_err(|error| format!("input: {error}"))?;
+    let body = while_ours(slot, read).await?.map_err(|error| format!("input: {error}"))?;
     let request = Request::from_head(&input.head, body);
     failpoint!("adopt.render");
     let rendered = lane.slot.provider.render(&request).map_err(|error| format!("unrenderable: {error}"))?;
@@ -106,30 +121,32 @@ async fn prepare(runtime: &Inner, found: Found, lane: &Lane, slot: &Slot) -> Res
     let sent = WriteAhead { url: &rendered.url, request_hash: &hash, certificate: &grant.certificate };
     let ahead = runtime.ahead(&route);
     let mark = || ahead.mark_running(job, slot.number, slot.token, sent);
-    match while_ours(slot, mark).await.ok_or_else(fenced)? {
+    match while_ours(slot, mark).await? {
         Ok(Marked::Running { .. } | Marked::Repeated { .. }) => {}
         Ok(Marked::Fenced { why }) => return Err(format!("fenced: {why}")),
         Ok(Marked::NotFound) => return Err("fenced: the job is not there any more".to_owned()),
-        Err(error @ StoreError::NotDurable { .. }) => return Err(format!("{NOT_DURABLE}the write-ahead: {error}")),
-        Err(error) => return Err(format!("write-ahead: {error}")),
+        Err(error) => return Err(unconfirmed(&error, &format!("write-ahead: {error}"))),
     }
     let (request, input) = (Arc::new(request), input.body);
     let work = Work { job, route, request, input, traceparent: None, tries, deadline, hint_ms: None };
     Ok((work, rendered, grant))
 }
 
-/// Makes a call to the store, and the same call again while Redis is away and the slot is ours; `None` once it is not.
-async fn while_ours<T, F>(slot: &Slot, mut call: impl FnMut() -> F) -> Option<Result<T, StoreError>>
+/// Makes a call to the store, and the same call again while Redis is away and the slot is ours; an error is why it is not any more.
+async fn while_ours<T, F>(slot: &Slot, mut call: impl FnMut() -> F) -> Result<Result<T, StoreError>, String>
 where
     F: Future<Output = Result<T, StoreError>>,
 {
     let mut pause = STORE_PAUSE;
     loop {
-        match call().await {
-            Err(error) if error.is_retryable() => tracing::debug!(job = %slot.job, %error, "an adopted job waits for redis"),
-            done => return Some(done),
+        let error = match call().await {
+            Err(error) if error.is_retryable() => error,
+            done => return Ok(done),
+        };
+        tracing::debug!(job = %slot.job, %error, "an adopted job waits for redis");
+        if slot.fence.lease().is_err() {
+            return Err(unconfirmed(&error, "fenced: the lease ran out while redis was away"));
         }
-        slot.fence.lease().ok()?;
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(STORE_PAUSE_MAX);
     }

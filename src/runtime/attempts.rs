@@ -43,7 +43,7 @@ const RACE_PAUSE_MAX: Duration = Duration::from_millis(3200);
 /// the attempt would stay unknown until a person resolves it.
 const SETTLE_MAX: Duration = Duration::from_secs(600);
 /// How the reason of an attempt begins that was not sent because too few had its write-ahead.
-pub(super) const NOT_DURABLE: &str = "not_durable: ";
+const NOT_DURABLE: &str = "not_durable: ";
 /// How long a stopping gateway tries to write down that an attempt became unknown.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// How long a stopping gateway waits for its results in hand to be in the spool.
@@ -285,7 +285,7 @@ impl Inner {
 }
 
 /// Why an attempt is given back whose beginning is not certain, or not durable.
-fn unconfirmed(why: &StoreError, otherwise: &str) -> String {
+pub(super) fn unconfirmed(why: &StoreError, otherwise: &str) -> String {
     match why {
         StoreError::NotDurable { have, want } => format!("{NOT_DURABLE}{have} of {want} had its write-ahead in time"),
         StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. } | StoreError::Fatal { .. } => otherwise.to_owned(),

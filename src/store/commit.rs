@@ -36,7 +36,7 @@ const COMMIT_BATCH_MAX: usize = 256;
 const COMMIT_QUEUE_MAX: usize = 4096;
 /// How old the word of Redis about its settings may be, where they are the proof.
 const SETTINGS_AGE: Duration = Duration::from_secs(1);
-/// The fence that comes into the file: a write also to a Redis that is out of memory, whose key stands for a minute.
+/// The fence: a write also to a Redis that is out of memory, whose key stands for a minute.
 const FENCE: &str = "#!lua flags=allow-oom\nredis.call('SET', KEYS[1], '', 'PX', 60000)";
 /// The first Redis that has `WAITAOF`.
 const WAITAOF_VERSION: (u32, u32) = (7, 2);
@@ -109,12 +109,12 @@ pub(super) enum Leads {
     ToNamed(Arc<Sentinels>),
 }
 
-/// What the key, or the channel, of the fence is called.
+/// What the key of the fence is called.
 #[derive(Clone)]
 pub(super) enum Fence {
     /// So.
     One(String),
-    /// So, and where it is a key, it is in the slot of a call of its batch: a node of a cluster takes no other.
+    /// So, and it is in the slot of a call of its batch: a node of a cluster takes no other.
     InSlot(String),
 }
 
@@ -335,15 +335,19 @@ impl Leads {
 }
 
 impl Fence {
-    fn channel(&self) -> &str {
-        match self {
-            Fence::One(name) | Fence::InSlot(name) => name,
-        }
+    /// A write of its own, since a wait counts from the last one of its connection. In a cluster a message would be none: newer
+    /// servers pass it on beside the replication.
+    fn write(&self, batch: &[Ask]) -> Vec<Cmd> {
+        let (key, asking) = self.key(batch);
+        let mut fence = redis::cmd("EVAL");
+        fence.arg(FENCE).arg(1).arg(key);
+        if asking { vec![redis::cmd("ASKING"), fence] } else { vec![fence] }
     }
 
     /// The key, and whether its slot is being moved to this server, so that it takes it only when asked to (`ASKING`).
     fn key(&self, batch: &[Ask]) -> (Vec<u8>, bool) {
-        let name = self.channel().as_bytes().to_vec();
+        let (Fence::One(name) | Fence::InSlot(name)) = self;
+        let name = name.as_bytes().to_vec();
         let Fence::InSlot(_) = self else { return (name, false) };
         let mut before = None;
         for command in batch.iter().flat_map(|ask| &ask.commands) {
@@ -365,19 +369,17 @@ impl Proof {
     fn commands(&self, options: &CommitOptions, batch: &[Ask]) -> Vec<Cmd> {
         let timeout_ms = u64::try_from(options.timeout.as_millis()).unwrap_or(u64::MAX);
         match self {
-            // A message goes to replicas as a write does; it is taken also by a Redis that is out of memory, and leaves nothing.
             Proof::Wait { replicas } => {
-                let (mut fence, mut wait) = (redis::cmd("PUBLISH"), redis::cmd("WAIT"));
-                fence.arg(options.fence.channel()).arg("");
+                let (mut commands, mut wait) = (options.fence.write(batch), redis::cmd("WAIT"));
                 wait.arg(*replicas).arg(timeout_ms);
-                vec![fence, wait]
+                commands.push(wait);
+                commands
             }
             Proof::WaitAof => {
-                let (mut fence, mut wait) = (redis::cmd("EVAL"), redis::cmd("WAITAOF"));
-                let (key, asking) = options.fence.key(batch);
-                fence.arg(FENCE).arg(1).arg(key);
+                let (mut commands, mut wait) = (options.fence.write(batch), redis::cmd("WAITAOF"));
                 wait.arg(1).arg(0).arg(timeout_ms);
-                if asking { vec![redis::cmd("ASKING"), fence, wait] } else { vec![fence, wait] }
+                commands.push(wait);
+                commands
             }
             Proof::Settings { read, hold } if *hold && read.elapsed() < SETTINGS_AGE => Vec::new(),
             Proof::Settings { .. } => vec![settings()],

@@ -147,6 +147,46 @@ async fn what_no_replica_has_is_not_sent() {
     assert_eq!(pair.executed(), 1);
 }
 
+/// However long it takes: what cannot be sent is not begun either, and so it is not used up.
+#[tokio::test]
+async fn a_job_outlasts_the_time_without_its_replica() {
+    const LOOKS: usize = 3;
+    let pair = Pair::start().await;
+    let gateway = serve_with(&pair.master, &pair.provider, |setup| {
+        (setup.store.durability, setup.store.durability_timeout) = (Durability::Replicated(1), Duration::from_millis(100));
+        (setup.runtime.lease, setup.runtime.lease_margin) = (Duration::from_secs(2), Duration::from_millis(200));
+    })
+    .await;
+    let alice = gateway.client.with_token("alice");
+    pair.replica.pause();
+    alice.submit("print", "order-1", "1").await.problem(503, "not-durable");
+    let identity = only_job(&pair.master).await;
+    let mut put_off = std::collections::BTreeSet::new();
+    until("it is put off again and again", async || {
+        let onejob::store::Read::Found(job) = gateway.runtime.store().read_job(identity).await.unwrap() else {
+            panic!("it is there")
+        };
+        if job.reason.starts_with("not_durable: 0 of 1") {
+            put_off.insert(job.next_at_ms);
+        }
+        assert_eq!(job.attempts.len(), 1, "{job:?}");
+        put_off.len() >= LOOKS
+    })
+    .await;
+    assert_eq!(pair.executed(), 0);
+    pair.replica.resume();
+    until("it goes on by itself", async || {
+        let onejob::store::Read::Found(job) = gateway.runtime.store().read_job(identity).await.unwrap() else {
+            panic!("it is there")
+        };
+        job.is_ended()
+    })
+    .await;
+    let id = take(&alice, "print", "order-1").await;
+    assert_eq!(alice.ended(&id).await["state"], "succeeded");
+    assert_eq!(pair.executed(), 1);
+}
+
 #[tokio::test]
 async fn an_ending_that_no_replica_has_is_not_told() {
     let pair = Pair::start().await;

@@ -31,7 +31,7 @@ pub async fn judge(servers: &[String], store: &Store, identities: &BTreeSet<Iden
         identities.iter().map(|identity| (format!("oj:{{{identity}}}"), *identity)).collect();
     for (key, life_ms) in &lives {
         let Some(identity) = records.get(key) else {
-            if !hints.contains(key) && !key.starts_with("oj:meta") {
+            if !hints.contains(key) && !key.starts_with("oj:meta") && !key.starts_with("oj:commit") {
                 wrong.push(format!("{key} belongs to nothing"));
             }
             continue;
