@@ -129,9 +129,7 @@ fn is_missing(read: &Read, wrote: Wrote) -> bool {
     match read {
         Read::NotFound => true,
         // A later incarnation takes its place only where a failure gives the key back, and then only after that one's end.
-        Read::Found(job) if job.id != wrote.job => {
-            !job.rules.releases_on_failure || job.id.as_bytes() < wrote.job.as_bytes()
-        }
+        Read::Found(job) if job.id != wrote.job => !job.rules.releases_on_failure || job.id.as_bytes() < wrote.job.as_bytes(),
         Read::Found(job) => job.version < wrote.version,
         Read::Gone(_) => false,
     }

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use onejob::attempt::FinishOutcome;
 use onejob::error::StoreError;
 use onejob::fingerprint::digest;
-use onejob::job::{Identity, Owner};
+use onejob::job::{Identity, JobState, Owner};
 use onejob::provider::simulated::Simulated;
-use onejob::store::{Durability, Store, StoreOptions, Submitted};
+use onejob::store::{Durability, Follow, Read, Store, StoreOptions, Submitted};
 use serde_json::{Value, json};
 
 use super::node::{Node, ThreeMasters};
@@ -93,6 +94,31 @@ async fn what_a_masters_replica_does_not_have_is_not_sent_and_other_masters_go_o
     until("it goes on", async || submit(&alice, &here[1]).await.0 == 200).await;
     assert_eq!(alice.get(&format!("/v1/jobs/{id}")).await.is(200).json()["state"], "succeeded");
     assert_eq!(provider.ledger().executed as usize, 2 + elsewhere.len());
+}
+
+/// The replica is there, as far as its master knows, and has stopped. Whoever has written nothing himself is told nothing either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_ending_is_not_read_before_the_replica_has_it_by_whoever_did_not_write_it() {
+    let cluster = ThreeMasters::start(true).await;
+    let (writer, _) = store(&cluster.url(), Durability::Memory).await.unwrap();
+    let (reader, _) = store(&cluster.url(), Durability::Replicated(1)).await.unwrap();
+    let submission = Submission { first: First::Running, ..Submission::new("order-1") };
+    Call::Submit(submission.clone()).send(&writer).await.unwrap();
+    let (job, token) = (submission.id(), submission.token);
+    for replica in &cluster.replicas {
+        replica.pause();
+    }
+    let (number, outcome, body, follow) = (1, FinishOutcome::Succeeded, "done".to_owned(), Follow::End);
+    Call::Finish { job, number, token, outcome, body, follow }.send(&writer).await.unwrap();
+    let told = async || match reader.read_told(job.identity()).await.unwrap() {
+        Read::Found(job) => job.state,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(told().await, JobState::Running);
+    for replica in &cluster.replicas {
+        replica.resume();
+    }
+    until("it is told", async || told().await == JobState::Succeeded).await;
 }
 
 /// While a slot moves, and once it has: a node that sends a call on proves nothing of it, whatever its own replica has.
