@@ -246,7 +246,7 @@ pub(crate) struct ListQuery {
     limit: Option<usize>,
 }
 
-/// Lists unknown or open jobs of all owners, without results. Role `operate`.
+/// Lists unknown or open jobs of all owners, without results; `incomplete` if a master could not be asked for its part. Role `operate`.
 #[utoipa::path(
     get, path = "/v1/jobs", operation_id = "list_jobs", tag = "operation", params(ListQuery),
     responses(
@@ -274,8 +274,9 @@ pub(crate) async fn list_jobs(
     if !(1..=LIST_MAX).contains(&limit) {
         return Err(invalid(format!("limit {limit} is not within 1 to {LIST_MAX}")));
     }
-    let jobs = app.runtime.list(state, limit).await.map_err(|error| Problem::store(&error, SAME_REQUEST))?;
-    let list = JobList { jobs: jobs.iter().map(|job| JobDocument::of(job, None)).collect() };
+    let listed = app.runtime.list(state, limit).await.map_err(|error| Problem::store(&error, SAME_REQUEST))?;
+    let jobs = listed.jobs.iter().map(|job| JobDocument::of(job, None)).collect();
+    let list = JobList { jobs, incomplete: &listed.incomplete };
     let mut response = json(StatusCode::OK, &list);
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(response)
