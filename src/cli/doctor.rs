@@ -239,7 +239,8 @@ async fn check_store(settings: &Config, url: &str, findings: &mut Vec<Finding>) 
                 }
             }
             Err(error) if checked.is_ok() => {
-                let advice = "see that it runs: its jobs are 503 until it answers; a gateway starts without, and serves those of the others";
+                let advice =
+                    "see that it runs: its jobs are 503 until it answers; a gateway starts, and serves those of the others";
                 findings.push(Finding::bad("redis", Exit::Unavailable, error.to_string(), advice));
             }
             Err(error) => findings.push(unusable(error)),
