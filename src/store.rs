@@ -32,6 +32,7 @@ mod hints;
 mod keys;
 mod lanes;
 mod lineage;
+mod listing;
 mod masters;
 mod nodes;
 pub mod private_redis;
@@ -166,8 +167,19 @@ impl Store {
     /// Connects, and checks that this Redis can keep the promises: version, schema, eviction.
     ///
     /// # Errors
-    /// `NotExecuted` while Redis cannot be reached; `Fatal` with the reason if it cannot be used.
+    /// As [`Store::open`] and [`Store::check`].
     pub async fn connect(options: StoreOptions) -> Result<(Self, Checked), StoreError> {
+        let store = Store::open(options).await?;
+        let checked = store.check().await?;
+        Ok((store, checked))
+    }
+
+    /// Connects, and checks nothing: for whoever wants to know what is wrong. [`Store::check`] must have been good before it is used
+    /// for jobs.
+    ///
+    /// # Errors
+    /// `NotExecuted` while nobody can be reached.
+    pub async fn open(options: StoreOptions) -> Result<Self, StoreError> {
         let dial = Dial::new(&options);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         // The client's own timeout fires first and says more; this one bounds what it does not cover.
@@ -195,7 +207,10 @@ impl Store {
             Place::One => {
                 let (source, client) = (Source::Pool(dial.pool(&options.url)?), Box::new(dial.client(&options.url)?));
                 let lanes = Lanes::open(source, lanes, deadline, tasks.clone(), stop.clone());
-                let lanes = lanes.await.map_err(|error| dial::cannot(&options.url, &error))?;
+                let lanes = lanes.await.map_err(|error| match error {
+                    StoreError::NotExecuted { detail, .. } => dial::cannot(&options.url, &detail),
+                    error => error,
+                })?;
                 Nodes::One { lanes, commit: committing(Leads::To(client.clone())), client }
             }
             Place::Sentinel { url, sentinels, service } => {
@@ -222,10 +237,7 @@ impl Store {
             tasks,
             stop,
         };
-        let store = Store { inner: Arc::new(inner), by: By::Lanes };
-        let checked = store.check().await?;
-        store.synchronize_clock().await?;
-        Ok((store, checked))
+        Ok(Store { inner: Arc::new(inner), by: By::Lanes })
     }
 
     /// Stops the background work of the store. Calls made afterwards still work as long as their lane stands.

@@ -67,7 +67,9 @@ pub(crate) fn table(costs: &Costs) -> Table {
     });
     row("GB of finished jobs kept for an hour", &|rate| giga(rate * 3_600.0 * costs.kept_bytes));
     row("GB of finished jobs kept for a day", &|rate| giga(rate * 86_400.0 * costs.kept_bytes));
-    row("connections of each master, lanes alone", &|rate| whole(gateways_alone(rate) * LANES));
+    row("connections of each master, lanes alone", &|rate| {
+        gateways(costs, rate).map_or("–".to_owned(), |gateways| whole(gateways * LANES))
+    });
     row("connections of each gateway, lanes alone", &|rate| whole(masters(rate) * LANES));
     table
 }

@@ -62,7 +62,10 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let exit = rows.map(|rows| report(&rows, context));
     if !arguments.once && matches!(exit, Ok(Exit::Done)) {
         shop.invite();
-        signals.next().await;
+        let signal = signals.next().await;
+        shop.close().await;
+        say(format_args!("{signal}: stopped"));
+        return exit;
     }
     shop.close().await;
     exit

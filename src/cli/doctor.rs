@@ -210,26 +210,46 @@ async fn check_store(settings: &Config, url: &str, findings: &mut Vec<Finding>) 
     // One that evicts, or falls short of the level of durability, is looked at like any other; the verdict is told below.
     let options =
         StoreOptions { eviction: Eviction::Allowed, durability: Durability::Memory, ..assemble::store_options(settings, url) };
-    let store = match Store::connect(options).await {
-        Ok((store, _)) => store,
+    let store = match Store::open(options).await {
+        Ok(store) => store,
         Err(error) => return findings.push(unusable(&error)),
     };
-    findings.push(Finding::good("schema", format!("the records under {:?} are ours to read", settings.redis.prefix)));
     findings.push(Finding::good("kind", store.kind().to_string()));
-    match store.facts().await {
-        Ok(facts) => {
-            for facts in &facts {
+    let checked = store.check().await;
+    let facts = store.facts().await;
+    match &checked {
+        Ok(_) => {
+            findings.push(Finding::good("schema", format!("the records under {:?} are ours to read", settings.redis.prefix)));
+        }
+        // One that does not answer is told of once: here, or below with its address.
+        Err(error) if error.is_retryable() && facts.iter().any(Result::is_ok) => {
+            let advice = "its slot tells which schema the records have: a gateway does not start without";
+            findings.push(Finding::bad("schema", Exit::Unavailable, error.to_string(), advice));
+        }
+        Err(error) if !error.is_retryable() => findings.push(unusable(error)),
+        Err(_) => {}
+    }
+    for facts in &facts {
+        match facts {
+            Ok(facts) => {
                 let from = findings.len();
                 check_facts(settings, facts, findings);
                 if let Some(node) = &facts.node {
                     findings[from..].iter_mut().for_each(|finding| finding.found = format!("{node}: {}", finding.found));
                 }
             }
+            Err(error) if checked.is_ok() => {
+                let advice =
+                    "see that it runs: its jobs are 503 until it answers; a gateway starts, and serves those of the others";
+                findings.push(Finding::bad("redis", Exit::Unavailable, error.to_string(), advice));
+            }
+            Err(error) => findings.push(unusable(error)),
         }
-        Err(error) => findings.push(unusable(&error)),
     }
-    check_canary(&store, findings).await;
-    check_clock(&store, findings);
+    if checked.is_ok() {
+        check_canary(&store, findings).await;
+        check_clock(&store, findings);
+    }
     store.close().await;
 }
 

@@ -38,11 +38,17 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
     let call = Call::get(format!("/v1/jobs?state={state}&limit={}", arguments.limit));
     let list = client.ask(&call, SAME_READ, Shape::Jobs).await?;
     let jobs = list["jobs"].as_array().map(Vec::as_slice).unwrap_or_default();
-    if jobs.is_empty() {
+    let incomplete = list["incomplete"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if jobs.is_empty() && incomplete.is_empty() {
         say(format_args!("no {state} jobs"));
     }
     context.print(&list, || rows(jobs));
-    Ok(Exit::Done)
+    if incomplete.is_empty() {
+        return Ok(Exit::Done);
+    }
+    let masters: Vec<&str> = incomplete.iter().filter_map(Value::as_str).collect();
+    say(format_args!("INCOMPLETE: {state} jobs may be missing here: {} could not be asked", masters.join(", ")));
+    Ok(Exit::Unavailable)
 }
 
 fn rows(jobs: &[Value]) -> String {

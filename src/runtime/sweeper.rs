@@ -21,7 +21,7 @@ use crate::runtime::adopt::{self, Found};
 use crate::runtime::protection::{self, Kept, Turn};
 use crate::runtime::reconciler::{self, Wish};
 use crate::runtime::{Inner, certificates, losses, millis};
-use crate::store::{DueTurn, HasBlobs, Hint, Read, ScanPlace, Ticked};
+use crate::store::{DueTurn, HasBlobs, Hint, Read, RedisKind, ScanPlace, Ticked};
 
 /// Most due hints taken of one shard in one sweep.
 const DUE_MAX: usize = 32;
@@ -48,17 +48,26 @@ struct Progress {
     gauges_at: Option<Instant>,
 }
 
-/// The first of what Redis refused for good in one sweep.
+/// What one sweep passed over: the first of what Redis refused for good.
 #[derive(Default)]
-struct PassedOver(Option<StoreError>);
+struct PassedOver {
+    refused: Option<StoreError>,
+    /// Whether others may serve where one does not: a master of several is away.
+    in_part: bool,
+}
 
 impl PassedOver {
-    /// The value, or `None` where it was refused for good. What may fare better later ends the sweep.
+    /// The value, or `None` where it was refused for good, or a master of several is away. What else may fare better later ends the
+    /// sweep.
     fn over<T>(&mut self, result: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
         match result {
             Ok(value) => Ok(Some(value)),
             Err(error @ StoreError::Fatal { .. }) => {
-                self.0.get_or_insert(error);
+                self.refused.get_or_insert(error);
+                Ok(None)
+            }
+            Err(error) if self.in_part => {
+                tracing::debug!(%error, "a sweep passes something over until the next one");
                 Ok(None)
             }
             Err(error @ (StoreError::NotExecuted { .. } | StoreError::Ambiguous { .. } | StoreError::NotDurable { .. })) => {
@@ -81,7 +90,7 @@ pub(crate) async fn run(runtime: Arc<Inner>) {
         }
         turn = turn.wrapping_add(1);
         match sweep(&runtime, &mut progress).await {
-            Ok(PassedOver(refused)) => {
+            Ok(PassedOver { refused, .. }) => {
                 // Once, not at every sweep.
                 if let Some(error) = refused.as_ref().filter(|_| told != refused) {
                     tracing::error!(%error, "sweeps pass something over that needs a person");
@@ -98,7 +107,7 @@ fn random_byte() -> u8 {
 }
 
 async fn sweep(runtime: &Arc<Inner>, progress: &mut Progress) -> Result<PassedOver, StoreError> {
-    let mut passed = PassedOver::default();
+    let mut passed = PassedOver { in_part: matches!(runtime.store.kind(), RedisKind::Cluster { .. }), ..PassedOver::default() };
     runtime.store.synchronize_clock().await?;
     passed.over(runtime.store.check_newcomers().await)?;
     passed.over(losses::look(runtime).await)?;

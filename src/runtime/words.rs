@@ -300,6 +300,15 @@ pub enum ListState {
     Open,
 }
 
+/// A list of jobs.
+#[derive(Debug)]
+pub struct Listed {
+    /// The jobs.
+    pub jobs: Vec<Arc<Job>>,
+    /// The masters of a cluster that could not be asked: jobs of theirs may be missing. Empty if none is.
+    pub incomplete: Vec<String>,
+}
+
 /// Why a runtime cannot be started.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {

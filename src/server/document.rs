@@ -118,6 +118,9 @@ enum BodyDocument<'a> {
 #[schema(as = JobList)]
 pub(crate) struct JobList<'a> {
     pub(crate) jobs: Vec<JobDocument<'a>>,
+    /// The masters of a cluster that could not be asked: jobs of theirs may be missing. Absent if none is.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    pub(crate) incomplete: &'a [String],
 }
 
 fn some(text: &str) -> Option<&str> {

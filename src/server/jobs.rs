@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Query, RawPathParams, State};
@@ -94,6 +94,7 @@ pub(crate) async fn submit_job(
     caller.must(Role::Submit)?;
     body::insist_on_json(&headers)?;
     let held = body::read(&app, body).await?;
+    let came = Instant::now();
     let expected = "{\"route\": text, \"input\": any JSON}";
     let asked: SubmitBody<'_> = serde_json::from_slice(&held.bytes).map_err(|error| body::unreadable(&error, expected))?;
     check_route(&asked.route)?;
@@ -114,7 +115,10 @@ pub(crate) async fn submit_job(
     let receipt = submit(&app, submission, held.share).await?;
     let replayed = receipt.replayed;
     let job = match wait.0 {
-        Some(within) if !receipt.job.is_ended() => wait_for(&app, expected, receipt, WaitFor::Ended, within).await?,
+        // What the claim took, to be durable perhaps, is part of the wait.
+        Some(within) if !receipt.job.is_ended() => {
+            wait_for(&app, expected, receipt, WaitFor::Ended, within.saturating_sub(came.elapsed())).await?
+        }
         Some(_) | None => receipt.job,
     };
     let mut response = document(&app, &job, Answered::Submit).await?;
@@ -246,7 +250,8 @@ pub(crate) struct ListQuery {
     limit: Option<usize>,
 }
 
-/// Lists unknown or open jobs of all owners, without results. Role `operate`.
+/// Lists unknown or open jobs of all owners, without results; `incomplete` if a master could not be asked for its part. Role
+/// `operate`.
 #[utoipa::path(
     get, path = "/v1/jobs", operation_id = "list_jobs", tag = "operation", params(ListQuery),
     responses(
@@ -274,8 +279,9 @@ pub(crate) async fn list_jobs(
     if !(1..=LIST_MAX).contains(&limit) {
         return Err(invalid(format!("limit {limit} is not within 1 to {LIST_MAX}")));
     }
-    let jobs = app.runtime.list(state, limit).await.map_err(|error| Problem::store(&error, SAME_REQUEST))?;
-    let list = JobList { jobs: jobs.iter().map(|job| JobDocument::of(job, None)).collect() };
+    let listed = app.runtime.list(state, limit).await.map_err(|error| Problem::store(&error, SAME_REQUEST))?;
+    let jobs = listed.jobs.iter().map(|job| JobDocument::of(job, None)).collect();
+    let list = JobList { jobs, incomplete: &listed.incomplete };
     let mut response = json(StatusCode::OK, &list);
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(response)

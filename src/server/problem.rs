@@ -98,7 +98,7 @@ kinds! {
     ProviderUnreachable "provider-unreachable" BAD_GATEWAY Provider Yes "The provider was not reached";
     ProviderTimeout "provider-timeout" GATEWAY_TIMEOUT Provider Yes "The provider did not answer completely";
     StoreUnavailable "store-unavailable" SERVICE_UNAVAILABLE Store Yes "The store cannot be used now";
-    NotDurable "not-durable" SERVICE_UNAVAILABLE Store Yes "Too few copies of it exist yet";
+    NotDurable "not-durable" SERVICE_UNAVAILABLE Store Yes "It is not durable yet";
     StoreCorrupt "store-corrupt" INTERNAL_SERVER_ERROR Store No "The store holds something that nobody may interpret";
     StoreRefused "store-refused" INTERNAL_SERVER_ERROR Store No "The store refuses";
     NotReady "not-ready" SERVICE_UNAVAILABLE Store Yes "No new job could be taken now";

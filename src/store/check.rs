@@ -4,11 +4,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use redis::Value;
 use uuid::Uuid;
 
 use crate::error::StoreError;
+use crate::place::without_credentials;
 use crate::store::commit::{Durability, has_waitaof};
+use crate::store::dial::Whom;
 use crate::store::nodes::{Kind as RedisKind, Master};
 use crate::store::record::SCHEMA;
 use crate::store::scripts::Script;
@@ -25,7 +28,7 @@ const EVERYSEC_WAIT: Duration = Duration::from_secs(3);
 pub struct Checked {
     /// Which kind of Redis it is.
     pub kind: RedisKind,
-    /// What Redis says of itself, each master of a cluster.
+    /// What Redis says of itself, each master of a cluster that answers.
     pub facts: Vec<RedisFacts>,
     /// What could not be checked, or was overridden: each must be logged.
     pub warnings: Vec<String>,
@@ -36,6 +39,8 @@ pub struct Checked {
 pub struct RedisFacts {
     /// Where it is; `None` for the one server of a URL.
     pub node: Option<String>,
+    /// Whether it is a node of a cluster: `0` or `1`.
+    pub cluster_enabled: Option<String>,
     /// Which server it is, with its own version: `Redis 7.0.15`, `Valkey 9.1.2`.
     pub server: Option<String>,
     /// The version of Redis that it is compatible with.
@@ -113,13 +118,11 @@ impl RedisFacts {
 }
 
 impl Store {
-    /// Asks Redis about itself, each master of a cluster. What it is not allowed to say is `None`.
-    pub async fn facts(&self) -> Result<Vec<RedisFacts>, StoreError> {
-        let mut facts = Vec::new();
-        for (master, address) in self.inner.nodes.addresses() {
-            facts.push(self.facts_of(&master, address.as_deref()).await?);
-        }
-        Ok(facts)
+    /// Asks Redis about itself, each master of a cluster; one that does not answer is an error, which names it. What it is not
+    /// allowed to say is `None`.
+    pub async fn facts(&self) -> Vec<Result<RedisFacts, StoreError>> {
+        let addresses = self.inner.nodes.addresses();
+        join_all(addresses.iter().map(|(master, address)| self.facts_of(master, address.as_deref()))).await
     }
 
     pub(super) async fn facts_of(&self, master: &Master, address: Option<&str>) -> Result<RedisFacts, StoreError> {
@@ -142,6 +145,7 @@ impl Store {
         };
         Ok(RedisFacts {
             node: address.map(str::to_owned),
+            cluster_enabled: field("cluster_enabled"),
             server,
             version,
             maxmemory_policy: field("maxmemory_policy"),
@@ -168,16 +172,35 @@ impl Store {
         }
     }
 
-    /// Checks version, schema and eviction.
-    pub(super) async fn check(&self) -> Result<Checked, StoreError> {
-        let facts = self.facts().await?;
-        let mut warnings = Vec::new();
-        for facts in &facts {
-            let evicts = self.check_facts(facts, &mut warnings)?;
-            self.inner.masters.is_sound(facts.node.as_deref(), evicts);
+    /// Checks that this Redis can keep the promises: version, schema, eviction. A master of a cluster that does not answer is a
+    /// warning: it is checked when it does, as one that joins.
+    ///
+    /// # Errors
+    /// `NotExecuted` while Redis cannot be reached; `Fatal` with the reason if it cannot be used.
+    pub async fn check(&self) -> Result<Checked, StoreError> {
+        let (mut facts, mut warnings) = (Vec::new(), Vec::new());
+        for answer in self.facts().await {
+            match answer {
+                Ok(said) => {
+                    let evicts = self.check_facts(&said, &mut warnings)?;
+                    self.inner.masters.is_sound(said.node.as_deref(), evicts);
+                    facts.push(said);
+                }
+                Err(error) if error.is_retryable() && self.inner.nodes.are_many() => {
+                    warnings.push(format!("a master does not answer, its jobs are 503, and it is checked when it does: {error}"));
+                }
+                Err(error) => return Err(error),
+            }
         }
-        self.check_schema().await?;
+        self.check_schema().await.map_err(|error| match error {
+            StoreError::Fatal { code, .. } if code == "NOAUTH" => {
+                let url = without_credentials(&self.inner.options.url);
+                StoreError::fatal("NOAUTH", format!("{url}: {}", Whom::Node.wants_a_password()))
+            }
+            error => error,
+        })?;
         self.identify().await?;
+        self.synchronize_clock().await?;
         Ok(Checked { kind: self.kind(), facts, warnings })
     }
 
@@ -191,6 +214,11 @@ impl Store {
             }
             Some(_) => {}
             None => warnings.push(format!("{redis} does not say its version: INFO is denied")),
+        }
+        if facts.cluster_enabled.as_deref() == Some("1") && !self.inner.nodes.are_many() {
+            let url = without_credentials(&self.inner.options.url);
+            let detail = format!("{url} is a node of a cluster: write redis+cluster://… (or rediss+cluster://…) in redis.url");
+            return Err(StoreError::fatal("CLUSTER", detail));
         }
         let mut evicts = false;
         match &facts.maxmemory_policy {

@@ -19,7 +19,7 @@ use crate::error::{Refusal, StoreError};
 use crate::metrics;
 use crate::place::NodeUrl;
 use crate::store::commit::{Commit, CommitOptions, Leads};
-use crate::store::dial::Dial;
+use crate::store::dial::{Dial, Whom};
 use crate::store::lanes::Lanes;
 use crate::store::nodes::{Came, in_one};
 use crate::store::slots::{Redirect, SlotMap, key_of, slot};
@@ -135,6 +135,11 @@ impl Cluster {
     /// # Errors
     /// The first of any of them; the others may have been executed.
     pub(crate) async fn send(self: &Arc<Self>, commands: &[Cmd], by: By) -> Result<Vec<Value>, StoreError> {
+        self.send_each(commands, by).await.into_iter().collect()
+    }
+
+    /// The same, and an error for each command that brought no answer.
+    pub(crate) async fn send_each(self: &Arc<Self>, commands: &[Cmd], by: By) -> Vec<Result<Value, StoreError>> {
         let commands: Vec<&Cmd> = commands.iter().collect();
         self.gather(&commands, by).await.into_iter().map(|answer| answer.map(|(value, _)| value)).collect()
     }
@@ -492,7 +497,7 @@ async fn read_map(url: &NodeUrl, dial: &Dial, nodes: &[String]) -> Result<SlotMa
     for node in nodes {
         let mut command = redis::cmd("CLUSTER");
         command.arg("SLOTS");
-        match dial.ask(&url.of(node), command).await.map(|ranges| SlotMap::read(node, ranges)) {
+        match dial.ask(&url.of(node), Whom::Node, command).await.map(|ranges| SlotMap::read(node, ranges)) {
             Ok(Ok(map)) => return Ok(map),
             Ok(Err(what)) => {
                 failed = Some(StoreError::NotExecuted { code: Refusal::Cluster, detail: format!("{node}: {what}") });

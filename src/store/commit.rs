@@ -54,6 +54,15 @@ pub enum Durability {
 }
 
 impl Durability {
+    /// How many replicas, or disks, must have what was written.
+    pub(crate) fn wants(self) -> u32 {
+        match self {
+            Durability::Memory => 0,
+            Durability::Fsync => 1,
+            Durability::Replicated(replicas) => replicas,
+        }
+    }
+
     /// As it is written in the configuration.
     pub fn describe(self) -> String {
         match self {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use deadpool_redis::{Connection, Manager, Pool, Runtime};
+use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo as _};
+use redis::{AsyncConnectionConfig, ConnectionInfo, ErrorKind, IntoConnectionInfo as _, RedisError};
 
 use crate::error::{Refusal, StoreError};
 use crate::place::without_credentials;
@@ -59,27 +59,73 @@ impl Dial {
     }
 
     /// Asks one server one thing, on a connection of its own.
-    pub(crate) async fn ask<T: redis::FromRedisValue>(&self, url: &str, command: redis::Cmd) -> Result<T, StoreError> {
+    pub(crate) async fn ask<T: redis::FromRedisValue>(
+        &self,
+        url: &str,
+        whom: Whom,
+        command: redis::Cmd,
+    ) -> Result<T, StoreError> {
         let client = self.client(url)?;
         let asked = async {
             let mut connection = client.get_multiplexed_async_connection_with_config(&self.config()).await?;
             command.query_async(&mut connection).await
         };
         match tokio::time::timeout(self.connect_timeout + self.response_timeout, asked).await {
-            Ok(answer) => answer.map_err(|error| cannot(url, &error)),
-            Err(elapsed) => Err(cannot(url, &elapsed)),
+            Ok(answer) => answer.map_err(|error| whom.cannot(url, &in_our_words(&error, whom))),
+            Err(elapsed) => Err(whom.cannot(url, &elapsed)),
         }
     }
 }
 
 /// A connection of a pool, for good.
 pub(crate) async fn take(pool: &Pool) -> Result<MultiplexedConnection, StoreError> {
-    let connection =
-        pool.get().await.map_err(|error| StoreError::NotExecuted { code: Refusal::Connect, detail: error.to_string() })?;
-    Ok(Connection::take(connection))
+    let detail = |error| match &error {
+        PoolError::Backend(error) => in_our_words(error, Whom::Node),
+        other => other.to_string(),
+    };
+    let taken = pool.get().await.map_err(|error| StoreError::NotExecuted { code: Refusal::Connect, detail: detail(error) });
+    taken.map(Connection::take)
 }
 
 pub(crate) fn cannot(url: &str, error: &dyn std::fmt::Display) -> StoreError {
-    let detail = format!("cannot connect to redis at {}: {error}", without_credentials(url));
-    StoreError::NotExecuted { code: Refusal::Connect, detail }
+    Whom::Node.cannot(url, error)
+}
+
+/// Who is asked: each has credentials of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whom {
+    Node,
+    Sentinel,
+}
+
+impl Whom {
+    pub(crate) fn wants_a_password(self) -> &'static str {
+        match self {
+            Whom::Node => "it requires a password (NOAUTH): USER:PASSWORD@ before the address in redis.url",
+            Whom::Sentinel => "it requires a password (NOAUTH): sentinel_pass=… in the query of redis.url",
+        }
+    }
+
+    fn cannot(self, url: &str, error: &dyn std::fmt::Display) -> StoreError {
+        let (url, who) = (
+            without_credentials(url),
+            match self {
+                Whom::Node => "connect to redis",
+                Whom::Sentinel => "ask the sentinel",
+            },
+        );
+        StoreError::NotExecuted { code: Refusal::Connect, detail: format!("cannot {who} at {url}: {error}") }
+    }
+}
+
+/// The error of a connection: where it is about who we are, which part of the URL says that.
+pub(crate) fn in_our_words(error: &RedisError, whom: Whom) -> String {
+    let is_wrong = error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("WRONGPASS");
+    let words = match whom {
+        _ if error.code() == Some("NOAUTH") => whom.wants_a_password(),
+        Whom::Node if is_wrong => "it refuses the user and password that stand before the address in redis.url (WRONGPASS)",
+        Whom::Sentinel if is_wrong => "it refuses sentinel_user and sentinel_pass of redis.url (WRONGPASS)",
+        Whom::Node | Whom::Sentinel => return error.to_string(),
+    };
+    words.to_owned()
 }

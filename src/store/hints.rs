@@ -126,23 +126,6 @@ impl Store {
         if commands.is_empty() { Ok(()) } else { self.commands(commands).await.map(drop) }
     }
 
-    /// The first hints of every shard, `due` or `unknown`, the oldest first over all shards.
-    pub(crate) async fn oldest(&self, which: Which, limit: usize) -> Result<Vec<Hint>, StoreError> {
-        let ask = |shard: u8| {
-            let key = match which {
-                Which::Due => self.inner.keys.due(shard),
-                Which::Unknown => self.inner.keys.unknown(shard),
-            };
-            let mut command = redis::cmd("ZRANGE");
-            command.arg(key).arg(0).arg(limit.saturating_sub(1)).arg("WITHSCORES");
-            command
-        };
-        let mut hints = self.hints((0..SHARDS).map(ask).collect()).await?;
-        hints.sort_unstable_by_key(|hint| (hint.at_ms, hint.identity));
-        hints.truncate(limit);
-        Ok(hints)
-    }
-
     /// Some unknown hints of one shard, the oldest first, from a place on.
     pub(crate) async fn unknown_page(&self, shard: u8, from: usize, limit: usize) -> Result<Vec<Hint>, StoreError> {
         let mut command = redis::cmd("ZRANGE");
@@ -310,7 +293,7 @@ fn number(value: &Value) -> Result<u64, StoreError> {
 }
 
 /// Reads `member score member score …`; a member that is no identity is skipped, it cannot be ours.
-fn read(value: Value) -> Result<Vec<Hint>, StoreError> {
+pub(super) fn read(value: Value) -> Result<Vec<Hint>, StoreError> {
     if let Value::ServerError(error) = &value {
         return Err(retry::of_server(error));
     }
@@ -326,6 +309,7 @@ mod tests {
     use super::*;
     use crate::attempt::AttemptToken;
     use crate::job::Payload;
+    use crate::store::listing::Away;
     use crate::store::testing::{Fixture, LEASE_MS};
     use crate::store::{Begin, CancelMode};
 
@@ -365,8 +349,9 @@ mod tests {
         assert_eq!(fixture.store.take_turns(&[shard], 2).await.unwrap().hints, [hint(1), hint(2)]);
         let other = (0..SHARDS).find(|other| *other != shard).unwrap();
         assert_eq!(fixture.store.take_turns(&[other], 10).await.unwrap().hints, []);
-        assert_eq!(fixture.store.oldest(Which::Due, 10).await.unwrap().len(), 4);
-        assert_eq!(fixture.store.oldest(Which::Due, 1).await.unwrap(), [hint(1)]);
+        let oldest = async |limit: usize| fixture.store.oldest(Which::Due, limit, &mut Away::default()).await.unwrap();
+        assert_eq!(oldest(10).await.len(), 4);
+        assert_eq!(oldest(1).await, [hint(1)]);
     }
 
     #[tokio::test]
@@ -443,7 +428,7 @@ mod tests {
         fixture.store.note_unknown(two, 9_000).await.unwrap();
         let hint = Hint { identity: two, at_ms: 1_000 };
         assert_eq!(fixture.store.unknown_hint(two).await.unwrap(), Some(hint));
-        assert_eq!(fixture.store.oldest(Which::Unknown, 1).await.unwrap(), [hint]);
+        assert_eq!(fixture.store.oldest(Which::Unknown, 1, &mut Away::default()).await.unwrap(), [hint]);
         let counts = fixture.store.hint_counts().await.unwrap();
         assert_eq!((counts.open, counts.unknown, counts.unknown_since_ms), (0, 2, Some(1_000)));
         fixture.store.drop_unknown(Hint { at_ms: 999, ..hint }).await.unwrap();

@@ -103,6 +103,11 @@ impl Nodes {
         }
     }
 
+    /// Whether there may be several masters, so that one may be away while others serve.
+    pub(crate) fn are_many(&self) -> bool {
+        matches!(self, Nodes::Cluster(_))
+    }
+
     /// Every master, in the same order for whoever asks.
     pub(crate) fn masters(&self) -> Vec<Master> {
         match self {
@@ -157,6 +162,18 @@ impl Nodes {
                 named(sentinels, in_one(lanes, commit.as_ref(), commands, by).await).map(|(values, _)| values)
             }
             Nodes::Cluster(cluster) => cluster.send(&commands, by).boxed().await,
+        }
+    }
+
+    /// The same, and an error for each command that brought no answer.
+    pub(crate) async fn send_each(&self, commands: Vec<Cmd>, by: By) -> Vec<Result<Value, StoreError>> {
+        let count = commands.len();
+        match self {
+            Nodes::One { .. } | Nodes::Sentinel { .. } => match self.send(commands, by).await {
+                Ok(values) => values.into_iter().map(Ok).collect(),
+                Err(error) => vec![Err(error); count],
+            },
+            Nodes::Cluster(cluster) => cluster.send_each(&commands, by).boxed().await,
         }
     }
 

@@ -13,7 +13,8 @@ use redis::{AsyncConnectionConfig, Value};
 use crate::error::{Refusal, StoreError};
 use crate::place::NodeUrl;
 use crate::store::call::is_replica;
-use crate::store::dial::{self, Dial};
+use crate::store::cluster::at;
+use crate::store::dial::{self, Dial, Whom};
 
 pub(crate) struct Sentinels {
     url: NodeUrl,
@@ -61,7 +62,7 @@ impl Sentinels {
     /// `NotExecuted` while no sentinel names one that calls itself so.
     pub(crate) async fn take(&self) -> Result<(MultiplexedConnection, u64), StoreError> {
         let master = self.master().await?;
-        let connection = dial::take(&master.pool).await?;
+        let connection = dial::take(&master.pool).await.map_err(|error| at(&master.address, error))?;
         master.calls_itself_so(connection).await
     }
 
@@ -73,7 +74,8 @@ impl Sentinels {
         let master = self.master().await?;
         let url = self.url.of(&master.address);
         let connected = self.dial.client(&url)?.get_multiplexed_async_connection_with_config(config).await;
-        master.calls_itself_so(connected.map_err(|error| dial::cannot(&url, &error))?).await
+        let connected = connected.map_err(|error| dial::cannot(&url, &dial::in_our_words(&error, Whom::Node)));
+        master.calls_itself_so(connected?).await
     }
 
     /// The how manieth master was named last.
@@ -106,7 +108,7 @@ impl Sentinels {
         for sentinel in &sentinels {
             let mut command = redis::cmd("SENTINEL");
             command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
-            match self.dial.ask::<Option<(String, u16)>>(&self.url.of_sentinel(sentinel), command).await {
+            match self.dial.ask::<Option<(String, u16)>>(&self.url.of_sentinel(sentinel), Whom::Sentinel, command).await {
                 Ok(Some((host, port))) => return self.named(sentinel, &address(&host, port)),
                 Ok(None) => {
                     let detail = format!("the sentinel {sentinel} knows no master {:?}", self.service);

@@ -508,7 +508,8 @@ impl Store {
 
     /// Reads a job for somebody outside: an ending is told only once it is durable; until then the job is shown as it stood before.
     ///
-    /// One round trip where nothing must be durable or the job is open, else two.
+    /// One round trip where nothing must be durable or the job is open, else two; the second takes no longer than
+    /// [`StoreOptions::durability_timeout`](crate::store::StoreOptions::durability_timeout) and half of a reply's time.
     ///
     /// # Errors
     /// As [`Store::read_job`]; and `NotDurable` where the job has ended so long ago that nothing but that could be told.
@@ -518,7 +519,12 @@ impl Store {
         {
             return Ok(read);
         }
-        let (read, durable) = self.committing().read_once(identity).await?;
+        // By itself it would also wait for the batch before its own.
+        let within = self.inner.options.durability_timeout + self.inner.options.response_timeout / 2;
+        let (read, durable) = match tokio::time::timeout(within, self.committing().read_once(identity)).await {
+            Ok(told) => told?,
+            Err(_) => (read, Durable::Short { have: 0, want: self.durability().wants() }),
+        };
         match (read, durable) {
             (Read::Found(job), Durable::Short { have, want }) if job.is_ended() => {
                 Ok(Read::Found(Box::new(job.before_its_end(have, want))))

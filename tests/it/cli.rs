@@ -345,6 +345,7 @@ async fn the_demo_serves_on_until_it_is_told_to_end() {
     let url = words.split_whitespace().find(|word| word.starts_with("http://")).unwrap();
     assert_eq!(http("GET", &format!("{url}/v1/jobs?state=unknown"), "").await, json!({ "jobs": [] }));
     demo.signal(Signal::INT);
+    demo.says("stopped").await;
     demo.ended().await.expect(0);
 }
 

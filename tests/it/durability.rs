@@ -1,6 +1,6 @@
 //! Levels of durability over a real master and real replicas: what too few have is not sent, not told and not acknowledged.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onejob::error::StoreError;
 use onejob::job::Class;
@@ -17,6 +17,8 @@ mod levels;
 
 /// How long replicas have for a write. A healthy one takes a millisecond; the machine may be busy.
 const TIMEOUT: Duration = Duration::from_secs(1);
+/// So long that twice is told from once.
+const SLOW: Duration = Duration::from_secs(2);
 
 /// A master and its replica, a provider, and gateways in front that wait for the replica.
 struct Pair {
@@ -79,6 +81,15 @@ impl Pair {
     /// A gateway that waits for one replica.
     async fn gateway(&self) -> Served {
         self.gateway_at(Durability::Replicated(1)).await
+    }
+
+    /// The same, and gives it so long that it shows who waits twice.
+    async fn slow_gateway(&self) -> Served {
+        serve_with(&self.master, &self.provider, |setup| {
+            (setup.store.durability, setup.store.durability_timeout) = (Durability::Replicated(1), SLOW);
+            setup.routes.push(Route { effects: Effects::Pure, ..route("compute", Class::Exclusive, &["patient"]) });
+        })
+        .await
     }
 
     async fn gateway_at(&self, durability: Durability) -> Served {
@@ -281,6 +292,46 @@ async fn work_without_effects_is_begun_without_a_replica() {
     pair.replica.resume();
     assert_eq!(alice.ended(&id).await["state"], "succeeded");
     assert_eq!(pair.executed(), 1);
+}
+
+/// A claim takes as long as the replicas have; whoever asks to wait does not wait for that besides.
+#[tokio::test]
+async fn what_a_claim_takes_to_be_durable_is_part_of_the_wait() {
+    let pair = Pair::start().await;
+    let gateway = pair.slow_gateway().await;
+    let alice = gateway.client.with_token("alice");
+    pair.replica.pause();
+    let began = Instant::now();
+    let answer = alice.submit_with("compute", "sum-1", "{\"simulate\":\"hang\"}", &[("prefer", "wait=3")]).await.is(202);
+    let took = began.elapsed();
+    assert!(took >= SLOW && took < SLOW + Duration::from_secs(3), "{took:?}: {}", answer.text());
+}
+
+/// A call waits for the batch before it and for its own; whoever reads waits for one.
+#[tokio::test]
+async fn a_reader_waits_once_for_the_replicas_and_is_told_why_there_is_no_ending() {
+    let pair = Pair::start().await;
+    let gateway = pair.slow_gateway().await;
+    let alice = gateway.client.with_token("alice");
+    let path = format!("/v1/jobs/{}", take(&alice, "compute", "sum-1").await);
+    until("it has ended", async || alice.get(&path).await.status == 200).await;
+    pair.replica.pause();
+    // The master has something that the replica has not.
+    let _one: i64 = pair.master.command(&["INCR", "here"]).await;
+    let id = alice.submit("compute", "sum-2", "1").await.is(202).job_id();
+    until("its end is stored", async || stored(&gateway, &id).await["state"] == "succeeded").await;
+    let path = format!("/v1/jobs/{id}");
+    let before = tokio::spawn({
+        let (alice, path) = (alice.clone(), path.clone());
+        async move { alice.get(&path).await.is(202) }
+    });
+    tokio::time::sleep(SLOW / 10).await;
+    let began = Instant::now();
+    let answer = alice.get(&path).await.is(202);
+    let took = began.elapsed();
+    assert!(took < SLOW.mul_f64(1.6), "{took:?}");
+    assert!(answer.json()["reason"].as_str().is_some_and(|reason| reason.starts_with("not_durable: ")), "{}", answer.text());
+    before.await.unwrap();
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ mod durable;
 mod load;
 pub mod node;
 mod six;
+mod starts;
 mod turns;
 mod visitors;
 mod watched;

@@ -27,7 +27,7 @@ fn third(slot: u16) -> usize {
 }
 
 /// Where a job's record is, and where its hint.
-fn places(identity: Identity) -> (usize, usize) {
+pub fn places(identity: Identity) -> (usize, usize) {
     (third(slot_of(&identity.to_string())), third(slot_of(&format!("{:02x}", identity.shard()))))
 }
 

@@ -109,15 +109,18 @@ async fn sentinels_are_asked_with_their_own_password_and_the_master_with_its() {
         store.close().await;
     }
     for (query, what) in [
-        ("", "NOAUTH"),
-        ("?sentinel_pass=of-the-master", "authentication failed"),
-        ("?sentinel_user=watch&sentinel_pass=of-the-sentinel", "authentication failed"),
+        ("", "it requires a password (NOAUTH): sentinel_pass"),
+        ("?sentinel_pass=of-the-master", "it refuses sentinel_user and sentinel_pass"),
+        ("?sentinel_user=watch&sentinel_pass=of-the-sentinel", "it refuses sentinel_user and sentinel_pass"),
     ] {
         let Err(refused) = connect(&format!("redis+sentinel://:of-the-master@{at}/jobs{query}")).await else {
             panic!("{query:?} is taken")
         };
         let told = refused.to_string();
-        assert!(told.contains(what) && told.contains(&at) && !told.contains("of-the"), "{query:?}: {told}");
+        assert!(
+            told.contains(what) && told.contains("the sentinel at redis://") && told.contains(&at) && !told.contains("of-the"),
+            "{query:?}: {told}"
+        );
     }
     let Err(refused) = connect(&format!("redis+sentinel://{at}/jobs?sentinel_pass=of-the-sentinel")).await else {
         panic!("the master takes it without a password")

@@ -60,7 +60,7 @@ async fn after_a_resolution_the_same_key_returns_the_truth() {
     let job = runtime.submit(submission("order-1", "{}")).await.unwrap().job;
     assert_eq!(job.state, JobState::Succeeded);
     assert_eq!(runtime.result(&job).await.unwrap().unwrap(), printed);
-    assert!(runtime.list(onejob::runtime::ListState::Unknown, 10).await.unwrap().is_empty());
+    assert!(runtime.list(onejob::runtime::ListState::Unknown, 10).await.unwrap().jobs.is_empty());
 }
 
 /// Case 36, 37, 38.

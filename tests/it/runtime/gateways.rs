@@ -112,7 +112,7 @@ async fn an_attempt_that_may_have_been_sent_becomes_unknown_when_its_gateway_die
     assert_eq!(job.reason, "lease_lapsed");
     assert_eq!(shop.inkjet.ledger().received, 0);
     until("the job stands in the list of unknowns", async || {
-        runtime.list(onejob::runtime::ListState::Unknown, 10).await.unwrap().iter().any(|job| job.id == id)
+        runtime.list(onejob::runtime::ListState::Unknown, 10).await.unwrap().jobs.iter().any(|job| job.id == id)
     })
     .await;
 }

@@ -157,7 +157,7 @@ async fn of_a_thousand_jobs_on_two_gateways_one_probes() {
         .await;
     until_within(Duration::from_secs(60), "a probe is sent", async || shop.inkjet.ledger().received > calls).await;
     // It ends with the provider's total timeout; until then nobody else is sent.
-    let unknown = async || gateways[0].list(onejob::runtime::ListState::Unknown, 10).await.unwrap().len();
+    let unknown = async || gateways[0].list(onejob::runtime::ListState::Unknown, 10).await.unwrap().jobs.len();
     until_within(Duration::from_secs(60), "the probe is unknown", async || unknown().await > 3).await;
     assert_eq!((unknown().await, shop.inkjet.ledger().received), (4, calls + 1));
     // The next one finds it well, and all the others follow.

@@ -65,7 +65,7 @@ async fn a_lost_answer_is_found_by_our_key_and_whoever_waits_gets_it() {
     assert!(runtime.result(&job).await.unwrap().unwrap().body.starts_with(b"{\"execution\""));
     let again = runtime.submit(submission("order-1", "{}")).await.unwrap().job;
     assert_eq!((again.id, again.state), (id, JobState::Succeeded));
-    assert!(runtime.list(ListState::Unknown, 10).await.unwrap().is_empty());
+    assert!(runtime.list(ListState::Unknown, 10).await.unwrap().jobs.is_empty());
     assert_eq!((shop.executions(id), log.asked()), (1, vec!["find"]));
 }
 
@@ -317,7 +317,7 @@ async fn what_nobody_can_find_out_calls_a_person_once() {
     until("a person is called", async || runtime.read(id).await.unwrap().needs_operator()).await;
     let asked = log.count("find");
     until("it is asked on", async || log.count("find") > asked + 3).await;
-    let listed = runtime.list(ListState::Unknown, 10).await.unwrap();
+    let listed = runtime.list(ListState::Unknown, 10).await.unwrap().jobs;
     assert!(listed.iter().any(|job| job.id == id && job.needs_operator()));
     until("it is counted", async || recorder.handle().render().contains("onejob_jobs_need_operator 1")).await;
     let job = runtime.read(id).await.unwrap();
