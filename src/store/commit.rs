@@ -103,8 +103,8 @@ struct Ask {
 
 /// The server that a commit lane leads to.
 pub(super) enum Leads {
-    /// This one.
-    To(Box<Client>),
+    /// This one; its address, where there are others.
+    To { client: Box<Client>, node: Option<Arc<str>> },
     /// Whichever sentinels name.
     ToNamed(Arc<Sentinels>),
 }
@@ -131,7 +131,7 @@ pub(super) struct CommitOptions {
 
 impl CommitOptions {
     /// How long one batch may take from the moment it is sent.
-    fn batch(&self) -> Duration {
+    pub(super) fn batch(&self) -> Duration {
         self.timeout + self.response_timeout + self.response_timeout / 2
     }
 
@@ -147,7 +147,7 @@ impl Commit {
         let (queue, asks) = mpsc::channel(COMMIT_QUEUE_MAX);
         let distrusted = Arc::new(AtomicBool::new(false));
         let commit = Commit { queue, deadline: options.deadline(), distrusted: Arc::clone(&distrusted) };
-        (commit, CommitLane { leads, options, asks, distrusted, held: None })
+        (commit, CommitLane { leads, options, asks, distrusted, held: None, short: false })
     }
 
     /// Sends commands with the next batch.
@@ -185,6 +185,8 @@ pub(super) struct CommitLane {
     asks: mpsc::Receiver<Ask>,
     distrusted: Arc<AtomicBool>,
     held: Option<Held>,
+    /// Whether the last batch fell short, which has been said.
+    short: bool,
 }
 
 struct Held {
@@ -232,6 +234,7 @@ impl CommitLane {
                         Durable::Yes => "durable",
                         Durable::Short { .. } => "short",
                     });
+                    self.tell(durable);
                     let mut values = values.into_iter();
                     for ask in batch.drain(..) {
                         let values = values.by_ref().take(ask.commands.len()).collect();
@@ -247,6 +250,26 @@ impl CommitLane {
                 }
             }
         }
+    }
+
+    /// Says that commits begin to fall short, and that they do no more: once each.
+    fn tell(&mut self, durable: Durable) {
+        let (node, level) = (self.leads.node(), self.options.durability.describe());
+        let node = node.as_deref();
+        match durable {
+            Durable::Short { have, want } if !self.short => {
+                tracing::warn!(
+                    node,
+                    level,
+                    have,
+                    want,
+                    "writes are not durable here: work with effects is not begun, no ending is told"
+                );
+            }
+            Durable::Yes if self.short => tracing::info!(node, level, "writes are durable here again"),
+            Durable::Short { .. } | Durable::Yes => {}
+        }
+        self.short = durable != Durable::Yes;
     }
 
     /// Sends one batch with its fence and its proof.
@@ -290,7 +313,7 @@ impl CommitLane {
             .set_response_timeout(None);
         let connecting = async {
             match &self.leads {
-                Leads::To(client) => {
+                Leads::To { client, .. } => {
                     let connection = client.get_multiplexed_async_connection_with_config(&config).await;
                     connection.map(|connection| (connection, 0)).map_err(|error| not_yet(error.to_string()))
                 }
@@ -328,8 +351,16 @@ impl Leads {
     /// The how manieth server it is, as far as anybody has asked.
     fn server(&self) -> u64 {
         match self {
-            Leads::To(_) => 0,
+            Leads::To { .. } => 0,
             Leads::ToNamed(sentinels) => sentinels.known_server(),
+        }
+    }
+
+    /// Its address, where there may be others.
+    fn node(&self) -> Option<Arc<str>> {
+        match self {
+            Leads::To { node, .. } => node.clone(),
+            Leads::ToNamed(sentinels) => sentinels.named_last(),
         }
     }
 }

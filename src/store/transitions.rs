@@ -514,8 +514,7 @@ impl Store {
     /// As [`Store::read_job`]; and `NotDurable` where the job has ended so long ago that nothing but that could be told.
     pub async fn read_told(&self, identity: Identity) -> Result<Read, StoreError> {
         let (read, _) = self.read_once(identity).await?;
-        if self.inner.commit_deadline.is_none() || matches!(&read, Read::Found(job) if !job.is_ended()) || read == Read::NotFound
-        {
+        if self.inner.commit.is_none() || matches!(&read, Read::Found(job) if !job.is_ended()) || read == Read::NotFound {
             return Ok(read);
         }
         let (read, durable) = self.committing().read_once(identity).await?;
