@@ -323,11 +323,12 @@ fn durability(settings: &Config, facts: &RedisFacts, kind: &RedisKind, tried: &[
     match tried.iter().find(|tried| tried.node == facts.node).map(|tried| &tried.outcome) {
         Some(Ok(Durable::Short { have, want })) => {
             let within = humantime::format_duration(timeout);
-            let found = format!("{found}\na write was tried: after {within} {have} of {want} had it that must");
+            let found = format!("{found}\na write was tried: after {within} {have} of {want} had it");
             let advice = match level {
                 Durability::Replicated(_) => held,
                 Durability::Memory | Durability::Fsync => {
-                    "no work with effects is begun, and no ending is told, while the disk does not have it: see the disk, INFO persistence"
+                    "no work with effects is begun, and no ending is told, while the disk does not have it: \
+                     see the disk, INFO persistence"
                 }
             };
             return Finding::bad(CHECK, Exit::Unavailable, found, advice);

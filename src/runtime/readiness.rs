@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::StoreError;
+use crate::error::{StoreError, Want};
 use crate::policy::Effects;
 use crate::runtime::{Inner, Runtime};
 use crate::store::{Durability, Durable};
@@ -21,14 +21,14 @@ pub enum NotReady {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// Work with effects would not be begun: what is written is not as durable as `redis.durability` says.
-    #[error("not durable{}: {have} of {want} have it that must", node.as_ref().map(|node| format!(" at {node}")).unwrap_or_default())]
+    #[error("not durable{}: {have} of {want} have it", node.as_ref().map(|node| format!(" at {node}")).unwrap_or_default())]
     NotDurable {
         /// At which master; `None` for the one server of a URL.
         node: Option<String>,
         /// How many replicas have it, or whether the disk does.
         have: u32,
-        /// How many must.
-        want: u32,
+        /// Who must.
+        want: Want,
     },
 }
 

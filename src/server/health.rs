@@ -10,7 +10,7 @@ use http::header::{self, HeaderValue};
 use http::{HeaderName, StatusCode};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
-use crate::error::StoreError;
+use crate::error::{StoreError, Want};
 use crate::metrics;
 use crate::runtime::{NotReady, SubmitError};
 use crate::server::problem::{Document, Kind, Problem};
@@ -88,10 +88,11 @@ pub(crate) async fn readyz(State(app): State<Arc<App>>) -> Result<Response, Prob
 }
 
 /// Work with effects would not be begun.
-fn not_durable(node: Option<String>, have: u32, want: u32) -> Problem {
+fn not_durable(node: Option<String>, have: u32, want: Want) -> Problem {
     let at = node.as_ref().map(|node| format!(" at {node}")).unwrap_or_default();
-    let detail = format!("a write{at} is not as durable in time as redis.durability says: {have} of {want}");
-    let problem = Problem::new(Kind::NotReady, detail).member("reason", "not_durable").member("have", have).member("want", want);
+    let detail = format!("a write{at} is not as durable in time as redis.durability says: {have} of {want} have it");
+    let problem =
+        Problem::new(Kind::NotReady, detail).member("reason", "not_durable").member("have", have).member("want", want.count());
     match node {
         Some(node) => problem.member("node", node),
         None => problem,

@@ -23,7 +23,7 @@ use redis::{AsyncConnectionConfig, Client, Cmd, Pipeline, Value};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::error::{Refusal, StoreError};
+use crate::error::{Refusal, StoreError, Want};
 use crate::metrics;
 use crate::store::nodes::Came;
 use crate::store::retry;
@@ -73,8 +73,8 @@ pub enum Durable {
     Short {
         /// How many replicas have it, or whether the disk does.
         have: u32,
-        /// How many must.
-        want: u32,
+        /// Who must.
+        want: Want,
     },
 }
 
@@ -262,7 +262,7 @@ impl CommitLane {
                     node,
                     level,
                     have,
-                    want,
+                    want = want.count(),
                     "writes are not durable here: work with effects is not begun, no ending is told"
                 );
             }
@@ -426,19 +426,19 @@ impl Proof {
             _ => (false, None),
         };
         let (have, want) = match self {
-            Proof::Wait { replicas } => (if fenced { count(wait) } else { 0 }, *replicas),
+            Proof::Wait { replicas } => (if fenced { count(wait) } else { 0 }, Want::Replicas(*replicas)),
             Proof::WaitAof => match wait {
-                Some(Value::Array(counts)) if fenced => (count(counts.first()), 1),
-                _ => (0, 1),
+                Some(Value::Array(counts)) if fenced => (count(counts.first()), Want::Disk),
+                _ => (0, Want::Disk),
             },
             Proof::Settings { read, hold } => {
                 if let Some(settings) = answers.first() {
                     (*read, *hold) = (Instant::now(), answers_after_fsync(settings));
                 }
-                (u32::from(*hold), 1)
+                (u32::from(*hold), Want::Disk)
             }
         };
-        if have >= want { Durable::Yes } else { Durable::Short { have, want } }
+        if have >= want.count() { Durable::Yes } else { Durable::Short { have, want } }
     }
 }
 
@@ -504,13 +504,13 @@ mod tests {
     #[test]
     fn a_count_below_the_wanted_one_is_short() {
         let mut wait = Proof::Wait { replicas: 2 };
-        assert_eq!(wait.read(&[Value::Int(0), Value::Int(1)]), Durable::Short { have: 1, want: 2 });
+        assert_eq!(wait.read(&[Value::Int(0), Value::Int(1)]), Durable::Short { have: 1, want: Want::Replicas(2) });
         assert_eq!(wait.read(&[Value::Int(0), Value::Int(2)]), Durable::Yes);
-        assert_eq!(wait.read(&[]), Durable::Short { have: 0, want: 2 });
+        assert_eq!(wait.read(&[]), Durable::Short { have: 0, want: Want::Replicas(2) });
         let mut aof = Proof::WaitAof;
         assert_eq!(
             aof.read(&[Value::Okay, Value::Array(vec![Value::Int(0), Value::Int(0)])]),
-            Durable::Short { have: 0, want: 1 }
+            Durable::Short { have: 0, want: Want::Disk }
         );
         assert_eq!(aof.read(&[Value::Okay, Value::Array(vec![Value::Int(1), Value::Int(0)])]), Durable::Yes);
     }

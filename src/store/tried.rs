@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use redis::Value;
 
-use crate::error::StoreError;
+use crate::error::{StoreError, Want};
 use crate::store::cluster::Before;
 use crate::store::commit::{Durability, Durable};
 use crate::store::nodes::Master;
@@ -95,7 +95,7 @@ fn node(master: Option<Master>, address: Option<Arc<str>>) -> Option<String> {
 fn nothing_of(durability: Durability) -> Durable {
     match durability {
         Durability::Memory => Durable::Yes,
-        Durability::Fsync => Durable::Short { have: 0, want: 1 },
-        Durability::Replicated(want) => Durable::Short { have: 0, want },
+        Durability::Fsync => Durable::Short { have: 0, want: Want::Disk },
+        Durability::Replicated(replicas) => Durable::Short { have: 0, want: Want::Replicas(replicas) },
     }
 }

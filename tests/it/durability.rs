@@ -322,7 +322,8 @@ async fn noticed(redis: &Redis, alice: &Client, provider: &Simulated, id: &str, 
     })
     .await;
     let executed = provider.ledger().executed;
-    alice.submit("print", &format!("order-{name}"), "2").await.problem(503, "not-durable");
+    let refused = alice.submit("print", &format!("order-{name}"), "2").await.problem(503, "not-durable");
+    assert!(refused["detail"].as_str().unwrap().starts_with("it is not known to be on the disk yet; "), "{refused}");
     assert_eq!(provider.ledger().executed, executed);
     redis.command::<()>(&["CONFIG", "SET", name, right]).await;
     until("it is right again", async || alice.get(&format!("/v1/jobs/{id}")).await.status == 200).await;

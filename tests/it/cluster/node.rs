@@ -130,10 +130,15 @@ impl Node {
 
     /// Its master tells it nothing any more, not even what is on its way.
     pub async fn cut_from(&self, master: &Node) {
-        self.signal(Signal::STOP);
+        self.pause();
         master.tell::<i64>(&["CLIENT", "KILL", "TYPE", "REPLICA"]).await;
         until("it is cut off", async || master.info("replication", "connected_slaves").await.is_some_and(|count| count == "0"))
             .await;
+    }
+
+    /// It hangs; for its master it is there still.
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
     }
 
     /// It goes on, and asks its master again.
