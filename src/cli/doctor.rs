@@ -219,7 +219,10 @@ async fn check_store(settings: &Config, url: &str, findings: &mut Vec<Finding>) 
     match store.facts().await {
         Ok(facts) => {
             let options = StoreOptions { eviction: Eviction::Allowed, ..assemble::store_options(settings, url) };
-            let tried = Store::try_durability(options).await.unwrap_or_default();
+            let tried = Store::try_durability(options).await.unwrap_or_else(|error| {
+                findings.push(unusable(&error));
+                Vec::new()
+            });
             for facts in &facts {
                 let from = findings.len();
                 check_facts(settings, facts, findings);

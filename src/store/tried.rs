@@ -25,8 +25,15 @@ pub struct Tried {
     pub outcome: Result<Durable, StoreError>,
 }
 
-/// The last try, and when it began.
-pub(super) type LastTry = tokio::sync::Mutex<Option<(Instant, Vec<Tried>)>>;
+/// The last try.
+pub(super) type LastTry = tokio::sync::Mutex<Option<Known>>;
+
+/// What a try brought, and when it began and ended.
+pub(super) struct Known {
+    began: Instant,
+    ended: Instant,
+    tried: Vec<Tried>,
+}
 
 impl Store {
     /// Tries at every master whether a write is as durable in time as [`StoreOptions::durability`] says. Nothing is left by it. None
@@ -34,14 +41,15 @@ impl Store {
     pub(crate) async fn try_commits(&self) -> Vec<Tried> {
         let asked = Instant::now();
         let mut last = self.inner.tried.lock().await;
-        if let Some((began, tried)) = &*last
-            && asked.saturating_duration_since(*began) < TRIED_AGE
+        // Whoever asked while it was tried waits no longer than whoever tried.
+        if let Some(known) = &*last
+            && (asked <= known.ended || asked.saturating_duration_since(known.began) < TRIED_AGE)
         {
-            return tried.clone();
+            return known.tried.clone();
         }
         let began = Instant::now();
         let tried = self.try_each().await;
-        *last = Some((began, tried.clone()));
+        *last = Some(Known { began, ended: Instant::now(), tried: tried.clone() });
         tried
     }
 
