@@ -23,12 +23,12 @@ pub enum StoreError {
     },
     /// The call was executed, and what it wrote or told may yet be lost: too few have it (`redis.durability`). Nobody may hear of it
     /// before the same call, with the same token, has been answered.
-    #[error("not durable: {have} of {want} have it that must")]
+    #[error("not durable: {have} of {want} have it")]
     NotDurable {
         /// How many replicas have it, or whether the disk does.
         have: u32,
-        /// How many must.
-        want: u32,
+        /// Who must.
+        want: Want,
     },
     /// Again would not help: a record that nobody may interpret, a missing permission, a key of another type, a bug.
     #[error("the store refuses ({code}): {detail}")]
@@ -38,6 +38,34 @@ pub enum StoreError {
         /// More.
         detail: String,
     },
+}
+
+/// Who must have a write before anybody hears of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// The disk of the server.
+    Disk,
+    /// So many replicas.
+    Replicas(u32),
+}
+
+impl Want {
+    /// How many they are.
+    pub fn count(self) -> u32 {
+        match self {
+            Want::Disk => 1,
+            Want::Replicas(count) => count,
+        }
+    }
+}
+
+impl fmt::Display for Want {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Want::Disk => f.write_str("1 disk"),
+            Want::Replicas(count) => write!(f, "{count} replicas"),
+        }
+    }
 }
 
 impl StoreError {

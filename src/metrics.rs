@@ -50,7 +50,7 @@ pub const OVERHEAD_SECONDS: &str = "onejob_overhead_seconds";
 pub const ADOPTIONS: &str = "onejob_adoptions_total";
 /// What the sweeper did: `aborted`, `unknown`, `poisoned`, `deadline`, `stripped`, `hint_dropped`, `hint_repaired`.
 pub const SWEEPS: &str = "onejob_sweeps_total";
-/// Connections to Redis built anew, by why: `broken`, `readonly`, `timeouts`, `foreign`, `elsewhere`.
+/// Connections to Redis that stand again after they were given up, by why: `broken`, `readonly`, `timeouts`, `foreign`, `elsewhere`.
 pub const LANES_REBUILT: &str = "onejob_lanes_rebuilt_total";
 /// What nodes of a cluster answered instead of doing a command: `moved` and `ask`, it was sent on to another node; `tryagain`, half
 /// of its keys are elsewhere; `exhausted`, it was sent on too often, and the refusal is the answer.

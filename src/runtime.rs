@@ -38,6 +38,7 @@ mod latencies;
 mod losses;
 mod outside;
 mod protection;
+mod readiness;
 mod reconciler;
 mod spool;
 mod streams;
@@ -52,6 +53,7 @@ mod words;
 pub use attempts::Drained;
 pub use delivered::{Delivered, WebhookError};
 pub use protection::{Protection, ProviderProtection};
+pub use readiness::NotReady;
 #[cfg(feature = "gateway")]
 pub(crate) use streams::{Came, Next, Reader};
 pub use words::*;
@@ -193,6 +195,9 @@ impl Runtime {
         });
         house.spawn(timers::run(Arc::downgrade(&inner), ticking, inner.stopped.clone()));
         house.spawn(sweeper::run(Arc::clone(&inner)));
+        if readiness::needs_commits(&inner) {
+            house.spawn(readiness::run(Arc::clone(&inner)));
+        }
         house.spawn(waiters::listen(Arc::clone(&inner)));
         if inner.routes.values().any(|route| route.proof.contracts.iter().any(Option::is_some)) {
             house.spawn(certificates::run(Arc::clone(&inner)));
@@ -358,17 +363,6 @@ impl Runtime {
             ListState::Open => !job.is_ended(),
         });
         Ok(Listed { jobs: jobs.into_iter().map(|job| Arc::new(*job)).collect(), incomplete: away.into_names() })
-    }
-
-    /// Whether a new job could be taken now: a script that writes is run, not a `PING`.
-    ///
-    /// # Errors
-    /// What a submit would meet.
-    pub async fn ready(&self) -> Result<(), SubmitError> {
-        if self.inner.stopping.is_cancelled() {
-            return Err(SubmitError::Stopping);
-        }
-        Ok(self.inner.store.canary().await?)
     }
 
     /// Stops: nothing new begins; running attempts have `drain` to finish; the rest become unknown, and are counted.

@@ -47,6 +47,7 @@ mod streams;
 #[cfg(test)]
 mod testing;
 mod transitions;
+mod tried;
 mod wake;
 
 pub use bench::BENCH_PREFIX;
@@ -64,6 +65,7 @@ pub use protection::{
 };
 pub use scripts::Script;
 pub(crate) use streams::{Appended, STREAM_LIFE, StreamOf};
+pub use tried::Tried;
 pub(crate) use wake::Said;
 pub use wake::Wakeups;
 
@@ -75,6 +77,7 @@ use lanes::{Lanes, Source};
 use masters::Masters;
 use nodes::{Master, Nodes};
 use sentinel::Sentinels;
+use tried::LastTry;
 
 /// Which Redis, and how patient with it.
 #[derive(Clone, Debug)]
@@ -153,8 +156,10 @@ struct Inner {
     nodes: Nodes,
     dial: Dial,
     masters: Masters,
-    /// How long a call may take that must be durable; `None` where nothing must.
-    commit_deadline: Option<Duration>,
+    /// How what must be durable is committed; `None` where nothing must.
+    commit: Option<CommitOptions>,
+    /// The last try whether it would be.
+    tried: LastTry,
     /// What `oj:meta` says which store this is, as it was read last.
     id: Mutex<Arc<str>>,
     /// Redis' clock minus ours, in ms: hints are written in Redis' time.
@@ -197,7 +202,6 @@ impl Store {
                 Place::Cluster { .. } => Fence::InSlot(keys.commit()),
             },
         });
-        let commit_deadline = commit.as_ref().map(CommitOptions::deadline);
         let committing = |leads: Leads| {
             let (commit, lane) = Commit::new(leads, commit.clone()?);
             tasks.spawn(lane.run(stop.clone()));
@@ -211,7 +215,7 @@ impl Store {
                     StoreError::NotExecuted { detail, .. } => dial::cannot(&options.url, &detail),
                     error => error,
                 })?;
-                Nodes::One { lanes, commit: committing(Leads::To(client.clone())), client }
+                Nodes::One { lanes, commit: committing(Leads::To { client: client.clone(), node: None }), client }
             }
             Place::Sentinel { url, sentinels, service } => {
                 let sentinels = Arc::new(Sentinels::new(url, sentinels, service, dial.clone()));
@@ -220,6 +224,7 @@ impl Store {
                 Nodes::Sentinel { lanes, commit: committing(Leads::ToNamed(Arc::clone(&sentinels))), sentinels }
             }
             Place::Cluster { url, seeds } => {
+                let commit = commit.clone();
                 let opening = Opening { dial: dial.clone(), lanes, deadline, commit, tasks: tasks.clone(), stop: stop.clone() };
                 Nodes::Cluster(Box::pin(Cluster::connect(url, seeds, opening)).await?)
             }
@@ -231,7 +236,8 @@ impl Store {
             nodes,
             dial,
             masters: Masters::default(),
-            commit_deadline,
+            commit,
+            tried: LastTry::default(),
             id,
             clock_offset_ms: AtomicI64::new(0),
             tasks,
@@ -251,7 +257,7 @@ impl Store {
     /// The same store, whose calls are answered when what they wrote and tell is as durable as [`StoreOptions::durability`] says;
     /// where it does not become so in time, with [`StoreError::NotDurable`]. At the level `memory` this is the store as it is.
     pub fn committing(&self) -> Store {
-        let by = if self.inner.commit_deadline.is_some() { By::Commit } else { By::Lanes };
+        let by = if self.inner.commit.is_some() { By::Commit } else { By::Lanes };
         Store { inner: Arc::clone(&self.inner), by }
     }
 
@@ -262,7 +268,7 @@ impl Store {
 
     /// How much later than any other a call may arrive that must be durable.
     pub(crate) fn commit_deadline(&self) -> Duration {
-        self.inner.commit_deadline.unwrap_or(Duration::ZERO)
+        self.inner.commit.as_ref().map_or(Duration::ZERO, CommitOptions::deadline)
     }
 
     /// Unix ms of Redis' clock, as far as it was seen last: for hints only.

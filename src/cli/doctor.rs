@@ -10,7 +10,7 @@ use onejob::config::Config;
 use onejob::error::StoreError;
 use onejob::provider::http::HttpProvider;
 use onejob::store::private_redis::{PrivateRedis, PrivateRedisError, PrivateRedisOptions};
-use onejob::store::{Durability, Eviction, RedisFacts, Store, StoreOptions};
+use onejob::store::{Durability, Durable, Eviction, RedisFacts, RedisKind, Store, StoreOptions, Tried};
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 
@@ -229,11 +229,15 @@ async fn check_store(settings: &Config, url: &str, findings: &mut Vec<Finding>) 
         Err(error) if !error.is_retryable() => findings.push(unusable(error)),
         Err(_) => {}
     }
+    let options = StoreOptions { eviction: Eviction::Allowed, ..assemble::store_options(settings, url) };
+    // Whoever cannot be reached is told of by its facts.
+    let tried = Store::try_durability(options).await.unwrap_or_default();
     for facts in &facts {
         match facts {
             Ok(facts) => {
                 let from = findings.len();
                 check_facts(settings, facts, findings);
+                findings.push(durability(settings, facts, &store.kind(), &tried));
                 if let Some(node) = &facts.node {
                     findings[from..].iter_mut().for_each(|finding| finding.found = format!("{node}: {}", finding.found));
                 }
@@ -297,12 +301,11 @@ fn check_facts(settings: &Config, facts: &RedisFacts, findings: &mut Vec<Finding
         None => unsaid("role"),
     });
     findings.push(persistence(facts).unwrap_or_else(|| unsaid("persistence")));
-    findings.push(durability(settings, facts));
     findings.push(memory(facts));
 }
 
-/// What the configured level survives on this very server, as it is set now.
-fn durability(settings: &Config, facts: &RedisFacts) -> Finding {
+/// What the configured level survives on this very server, as it is set now, if a write is as durable as that.
+fn durability(settings: &Config, facts: &RedisFacts, kind: &RedisKind, tried: &[Tried]) -> Finding {
     const CHECK: &str = "durability";
     let (level, timeout) = (assemble::durability(settings), settings.redis.durability_timeout);
     let said = |name: &str, value: Option<String>| format!("{name} {}", value.unwrap_or_else(|| "not told".to_owned()));
@@ -317,11 +320,18 @@ fn durability(settings: &Config, facts: &RedisFacts) -> Finding {
         said("maxmemory-policy", facts.maxmemory_policy.clone()),
     ];
     let found = format!("{}\n{}", level.describe(), said.join(", "));
+    let held = match kind {
+        RedisKind::One | RedisKind::Sentinel { .. } => {
+            "a gateway starts, and begins no work with effects and tells no ending until they are: see the replicas"
+        }
+        RedisKind::Cluster { .. } => {
+            "a gateway starts, and of the jobs of this master begins no work with effects and tells no ending until they are: \
+             see its replicas"
+        }
+    };
     if let Some(short) = facts.falls_short_of(level) {
         let advice = match level {
-            Durability::Replicated(_) => {
-                "a gateway starts, and begins no work with effects and tells no ending until they are: see the replicas"
-            }
+            Durability::Replicated(_) => held,
             Durability::Memory | Durability::Fsync if facts.has_waitaof() => {
                 "a gateway does not start: CONFIG SET appendonly yes, appendfsync everysec"
             }
@@ -330,6 +340,25 @@ fn durability(settings: &Config, facts: &RedisFacts) -> Finding {
             }
         };
         return Finding::bad(CHECK, Exit::Unavailable, format!("{found}\n{short}"), advice);
+    }
+    match tried.iter().find(|tried| tried.node == facts.node).map(|tried| &tried.outcome) {
+        Some(Ok(Durable::Short { have, want })) => {
+            let within = humantime::format_duration(timeout);
+            let found = format!("{found}\na write was tried: after {within} {have} of {want} had it");
+            let advice = match level {
+                Durability::Replicated(_) => held,
+                Durability::Memory | Durability::Fsync => {
+                    "no work with effects is begun, and no ending is told, while the disk does not have it: \
+                     see the disk, INFO persistence"
+                }
+            };
+            return Finding::bad(CHECK, Exit::Unavailable, found, advice);
+        }
+        Some(Err(error)) => {
+            let found = format!("{found}\na write was tried: {error}");
+            return Finding::bad(CHECK, Exit::Unavailable, found, "work with effects would meet this too");
+        }
+        Some(Ok(Durable::Yes)) | None => {}
     }
     let (aof, syncs) = (facts.aof_enabled.as_deref() == Some("1"), facts.appendfsync.as_deref() == Some("always"));
     let survives = match level {

@@ -1,6 +1,7 @@
 //! A job whose ending may not be told yet, because too few have it (`redis.durability`).
 
 use crate::attempt::AttemptState;
+use crate::error::Want;
 use crate::job::{Job, JobState, Payload};
 
 /// How the reason begins of a job whose ending is not told yet.
@@ -9,7 +10,7 @@ const UNTOLD: &str = "not_durable: how it ended is not told yet";
 impl Job {
     /// The job as it stood before its ending: open, without a result, one version and one revision earlier. Whoever knows it by this
     /// ETag learns of the ending later.
-    pub(crate) fn before_its_end(mut self, have: u32, want: u32) -> Job {
+    pub(crate) fn before_its_end(mut self, have: u32, want: Want) -> Job {
         let (ended_ms, winner) = (self.ended_ms, self.completed_by);
         for attempt in &mut self.attempts {
             let ended_it = attempt.number == winner || (attempt.ended_ms == ended_ms && !attempt.state.is_open());

@@ -10,8 +10,9 @@ use http::header::{self, HeaderValue};
 use http::{HeaderName, StatusCode};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
+use crate::error::{StoreError, Want};
 use crate::metrics;
-use crate::runtime::SubmitError;
+use crate::runtime::{NotReady, SubmitError};
 use crate::server::problem::{Document, Kind, Problem};
 use crate::server::{App, jobs};
 
@@ -55,7 +56,8 @@ pub(crate) async fn healthz() -> Response {
     text(HeaderValue::from_static("text/plain; charset=utf-8"), "ok\n".to_owned())
 }
 
-/// Says whether a new job could be taken now: a script that writes is run, not a `PING`. No credential.
+/// Says whether a new job could be taken now: a script that writes is run, not a `PING`, and where a route's work changes the world a
+/// write must become as durable as is required. No credential.
 #[utoipa::path(
     get, path = "/readyz", operation_id = "readyz", tag = "health", security(()),
     responses(
@@ -67,19 +69,33 @@ pub(crate) async fn readyz(State(app): State<Arc<App>>) -> Result<Response, Prob
     if app.stopping.is_cancelled() {
         return Err(Problem::from(SubmitError::Stopping));
     }
-    match app.runtime.ready().await {
-        Ok(()) => Ok(text(HeaderValue::from_static("text/plain; charset=utf-8"), "ready\n".to_owned())),
-        Err(SubmitError::Store(error)) => {
-            let reason = match &error {
-                crate::error::StoreError::NotExecuted { code, .. } => code.to_string(),
-                crate::error::StoreError::Ambiguous { .. } => "no reply".to_owned(),
-                crate::error::StoreError::NotDurable { .. } => "not durable".to_owned(),
-                crate::error::StoreError::Fatal { code, .. } => code.clone(),
-            };
-            tracing::debug!(%error, "not ready");
-            Err(Problem::new(Kind::NotReady, format!("the store could not take a job now: {reason}")).member("reason", reason))
-        }
-        Err(error) => Err(error.into()),
+    let error = match app.runtime.ready().await {
+        Ok(()) => return Ok(text(HeaderValue::from_static("text/plain; charset=utf-8"), "ready\n".to_owned())),
+        Err(error) => error,
+    };
+    tracing::debug!(%error, "not ready");
+    let not_ready = |reason: String| {
+        Problem::new(Kind::NotReady, format!("the store could not take a job now: {reason}")).member("reason", reason)
+    };
+    Err(match error {
+        NotReady::Stopping => Problem::from(SubmitError::Stopping),
+        NotReady::Store(StoreError::NotExecuted { code, .. }) => not_ready(code.to_string()),
+        NotReady::Store(StoreError::Ambiguous { .. }) => not_ready("no reply".to_owned()),
+        NotReady::Store(StoreError::NotDurable { have, want }) => not_durable(None, have, want),
+        NotReady::Store(StoreError::Fatal { code, .. }) => not_ready(code),
+        NotReady::NotDurable { node, have, want } => not_durable(node, have, want),
+    })
+}
+
+/// Work with effects would not be begun.
+fn not_durable(node: Option<String>, have: u32, want: Want) -> Problem {
+    let at = node.as_ref().map(|node| format!(" at {node}")).unwrap_or_default();
+    let detail = format!("a write{at} is not as durable in time as redis.durability says: {have} of {want} have it");
+    let problem =
+        Problem::new(Kind::NotReady, detail).member("reason", "not_durable").member("have", have).member("want", want.count());
+    match node {
+        Some(node) => problem.member("node", node),
+        None => problem,
     }
 }
 

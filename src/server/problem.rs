@@ -13,7 +13,7 @@ use http::{HeaderMap, StatusCode};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::error::StoreError;
+use crate::error::{StoreError, Want};
 use crate::job::JobId;
 use crate::runtime::{ReadError, SubmitError};
 use crate::store::Gone;
@@ -98,7 +98,7 @@ kinds! {
     ProviderUnreachable "provider-unreachable" BAD_GATEWAY Provider Yes "The provider was not reached";
     ProviderTimeout "provider-timeout" GATEWAY_TIMEOUT Provider Yes "The provider did not answer completely";
     StoreUnavailable "store-unavailable" SERVICE_UNAVAILABLE Store Yes "The store cannot be used now";
-    NotDurable "not-durable" SERVICE_UNAVAILABLE Store Yes "It is not durable yet";
+    NotDurable "not-durable" SERVICE_UNAVAILABLE Store Yes "It is not as durable yet as it must be";
     StoreCorrupt "store-corrupt" INTERNAL_SERVER_ERROR Store No "The store holds something that nobody may interpret";
     StoreRefused "store-refused" INTERNAL_SERVER_ERROR Store No "The store refuses";
     NotReady "not-ready" SERVICE_UNAVAILABLE Store Yes "No new job could be taken now";
@@ -281,8 +281,11 @@ impl Problem {
             }
             StoreError::NotDurable { have, want } => {
                 tracing::debug!(%error, "answered 503");
-                let detail = format!("too few have it yet ({have} of {want} that must); {again}");
-                Problem::new(Kind::NotDurable, detail).member("have", *have).member("want", *want)
+                let detail = match want {
+                    Want::Disk => format!("it is not known to be on the disk yet; {again}"),
+                    Want::Replicas(_) => format!("{have} of {want} have it yet; {again}"),
+                };
+                Problem::new(Kind::NotDurable, detail).member("have", *have).member("want", want.count())
             }
             StoreError::Fatal { code, .. } => {
                 tracing::error!(%error, "the store holds or refuses something that needs a person");

@@ -84,7 +84,12 @@ impl Store {
         let mut tries = 1;
         let outcome = loop {
             let error = match self.run_once(call, around).await {
-                Ok(reply) => break Ok(reply),
+                Ok((reply, durable)) => {
+                    if let Durable::Short { have, want } = durable {
+                        metrics::store_error(StoreError::NotDurable { have, want }.class());
+                    }
+                    break Ok((reply, durable));
+                }
                 Err(error) => error,
             };
             metrics::store_error(error.class());

@@ -242,16 +242,18 @@ impl Store {
         }
         let durability = self.inner.options.durability;
         if let Some(short) = facts.falls_short_of(durability) {
-            let level = durability.describe();
+            let at = facts.node.as_ref().map(|node| format!("{node}: ")).unwrap_or_default();
+            let short = format!("{at}redis.durability is {}, and {short}", durability.describe());
             match durability {
                 // They come and go, and each write counts them.
                 Durability::Replicated(_) => {
-                    warnings
-                        .push(format!("redis.durability is {level}, and {short}: no work with effects is begun until they are"));
+                    let which = match self.kind() {
+                        RedisKind::One | RedisKind::Sentinel { .. } => "",
+                        RedisKind::Cluster { .. } => " for jobs of this master",
+                    };
+                    warnings.push(format!("{short}: no work with effects is begun{which} until they are"));
                 }
-                Durability::Memory | Durability::Fsync => {
-                    return Err(StoreError::fatal("DURABILITY", format!("redis.durability is {level}, and {short}")));
-                }
+                Durability::Memory | Durability::Fsync => return Err(StoreError::fatal("DURABILITY", short)),
             }
         }
         if let Some(short) = facts.waits_too_short(durability, self.inner.options.durability_timeout) {
@@ -318,7 +320,7 @@ impl Store {
     pub async fn canary(&self) -> Result<(), StoreError> {
         self.inner.masters.all_sound()?;
         let absent = [0_u8; 16];
-        let numbers = self.one_of_each_master();
+        let numbers: Vec<String> = self.one_of_each_master().into_iter().map(|(_, number)| number).collect();
         let script = |number: &str, command: &str, script: &str| {
             let mut command = redis::cmd(command);
             command.arg(script).arg(1).arg(self.inner.keys.canary(number)).arg(&absent[..]);
@@ -344,7 +346,7 @@ impl Store {
     }
 
     /// What to add to the canary's keys, so that every master has one of them. One whose few slots none falls into is not asked.
-    fn one_of_each_master(&self) -> Vec<String> {
+    pub(super) fn one_of_each_master(&self) -> Vec<(Option<Master>, String)> {
         /// So many tries for each master find one of any that has a hundredth of the slots.
         const TRIES: usize = 500;
         let masters = self.inner.nodes.masters();
@@ -359,7 +361,7 @@ impl Store {
                 found.push((master, number));
             }
         }
-        found.into_iter().map(|(_, number)| number).collect()
+        found
     }
 
     /// Every command that a job needs from its submit to its end, by itself or in a script, each so that it changes nothing.

@@ -20,7 +20,7 @@ use crate::metrics;
 use crate::place::NodeUrl;
 use crate::store::commit::{Commit, CommitOptions, Leads};
 use crate::store::dial::{Dial, Whom};
-use crate::store::lanes::Lanes;
+use crate::store::lanes::{Lanes, Source};
 use crate::store::nodes::{Came, in_one};
 use crate::store::slots::{Redirect, SlotMap, key_of, slot};
 use crate::store::{By, retry};
@@ -346,12 +346,14 @@ impl Cluster {
         let commit = match commit {
             None => None,
             Some(options) => {
-                let (commit, lane) = Commit::new(Leads::To(Box::new(dial.client(&url)?)), options.clone());
+                let leads = Leads::To { client: Box::new(dial.client(&url)?), node: Some(Arc::clone(address)) };
+                let (commit, lane) = Commit::new(leads, options.clone());
                 tasks.spawn(lane.run(stop.clone()));
                 Some(commit)
             }
         };
-        let lanes = Lanes::open_or_build(dial.pool(&url)?, *lanes, *deadline, tasks.clone(), stop.clone()).await;
+        let source = Source::Node(dial.pool(&url)?, Arc::clone(address));
+        let lanes = Lanes::open_or_build(source, *lanes, *deadline, tasks.clone(), stop.clone()).await;
         let node = Node { lanes, commit, stop };
         self.nodes_known().insert(Arc::clone(address), node.clone());
         Ok(node)

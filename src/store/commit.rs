@@ -23,7 +23,7 @@ use redis::{AsyncConnectionConfig, Client, Cmd, Pipeline, Value};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::error::{Refusal, StoreError};
+use crate::error::{Refusal, StoreError, Want};
 use crate::metrics;
 use crate::store::nodes::Came;
 use crate::store::retry;
@@ -54,15 +54,6 @@ pub enum Durability {
 }
 
 impl Durability {
-    /// How many replicas, or disks, must have what was written.
-    pub(crate) fn wants(self) -> u32 {
-        match self {
-            Durability::Memory => 0,
-            Durability::Fsync => 1,
-            Durability::Replicated(replicas) => replicas,
-        }
-    }
-
     /// As it is written in the configuration.
     pub fn describe(self) -> String {
         match self {
@@ -82,8 +73,8 @@ pub enum Durable {
     Short {
         /// How many replicas have it, or whether the disk does.
         have: u32,
-        /// How many must.
-        want: u32,
+        /// Who must.
+        want: Want,
     },
 }
 
@@ -112,8 +103,8 @@ struct Ask {
 
 /// The server that a commit lane leads to.
 pub(super) enum Leads {
-    /// This one.
-    To(Box<Client>),
+    /// This one; its address, where there are others.
+    To { client: Box<Client>, node: Option<Arc<str>> },
     /// Whichever sentinels name.
     ToNamed(Arc<Sentinels>),
 }
@@ -140,7 +131,7 @@ pub(super) struct CommitOptions {
 
 impl CommitOptions {
     /// How long one batch may take from the moment it is sent.
-    fn batch(&self) -> Duration {
+    pub(super) fn batch(&self) -> Duration {
         self.timeout + self.response_timeout + self.response_timeout / 2
     }
 
@@ -156,7 +147,7 @@ impl Commit {
         let (queue, asks) = mpsc::channel(COMMIT_QUEUE_MAX);
         let distrusted = Arc::new(AtomicBool::new(false));
         let commit = Commit { queue, deadline: options.deadline(), distrusted: Arc::clone(&distrusted) };
-        (commit, CommitLane { leads, options, asks, distrusted, held: None })
+        (commit, CommitLane { leads, options, asks, distrusted, held: None, short: false })
     }
 
     /// Sends commands with the next batch.
@@ -194,6 +185,8 @@ pub(super) struct CommitLane {
     asks: mpsc::Receiver<Ask>,
     distrusted: Arc<AtomicBool>,
     held: Option<Held>,
+    /// Whether the last batch fell short, which has been said.
+    short: bool,
 }
 
 struct Held {
@@ -241,6 +234,7 @@ impl CommitLane {
                         Durable::Yes => "durable",
                         Durable::Short { .. } => "short",
                     });
+                    self.tell(durable);
                     let mut values = values.into_iter();
                     for ask in batch.drain(..) {
                         let values = values.by_ref().take(ask.commands.len()).collect();
@@ -256,6 +250,26 @@ impl CommitLane {
                 }
             }
         }
+    }
+
+    /// Says that commits begin to fall short, and that they do no more: once each.
+    fn tell(&mut self, durable: Durable) {
+        let (node, level) = (self.leads.node(), self.options.durability.describe());
+        let node = node.as_deref();
+        match durable {
+            Durable::Short { have, want } if !self.short => {
+                tracing::warn!(
+                    node,
+                    level,
+                    have,
+                    want = want.count(),
+                    "writes are not durable here: work with effects is not begun, no ending is told"
+                );
+            }
+            Durable::Yes if self.short => tracing::info!(node, level, "writes are durable here again"),
+            Durable::Short { .. } | Durable::Yes => {}
+        }
+        self.short = durable != Durable::Yes;
     }
 
     /// Sends one batch with its fence and its proof.
@@ -299,7 +313,7 @@ impl CommitLane {
             .set_response_timeout(None);
         let connecting = async {
             match &self.leads {
-                Leads::To(client) => {
+                Leads::To { client, .. } => {
                     let connection = client.get_multiplexed_async_connection_with_config(&config).await;
                     connection.map(|connection| (connection, 0)).map_err(|error| not_yet(error.to_string()))
                 }
@@ -337,8 +351,16 @@ impl Leads {
     /// The how manieth server it is, as far as anybody has asked.
     fn server(&self) -> u64 {
         match self {
-            Leads::To(_) => 0,
+            Leads::To { .. } => 0,
             Leads::ToNamed(sentinels) => sentinels.known_server(),
+        }
+    }
+
+    /// Its address, where there may be others.
+    fn node(&self) -> Option<Arc<str>> {
+        match self {
+            Leads::To { node, .. } => node.clone(),
+            Leads::ToNamed(sentinels) => sentinels.named_last(),
         }
     }
 }
@@ -406,19 +428,19 @@ impl Proof {
             _ => (false, None),
         };
         let (have, want) = match self {
-            Proof::Wait { replicas } => (if fenced { count(wait) } else { 0 }, *replicas),
+            Proof::Wait { replicas } => (if fenced { count(wait) } else { 0 }, Want::Replicas(*replicas)),
             Proof::WaitAof => match wait {
-                Some(Value::Array(counts)) if fenced => (count(counts.first()), 1),
-                _ => (0, 1),
+                Some(Value::Array(counts)) if fenced => (count(counts.first()), Want::Disk),
+                _ => (0, Want::Disk),
             },
             Proof::Settings { read, hold } => {
                 if let Some(settings) = answers.first() {
                     (*read, *hold) = (Instant::now(), answers_after_fsync(settings));
                 }
-                (u32::from(*hold), 1)
+                (u32::from(*hold), Want::Disk)
             }
         };
-        if have >= want { Durable::Yes } else { Durable::Short { have, want } }
+        if have >= want.count() { Durable::Yes } else { Durable::Short { have, want } }
     }
 }
 
@@ -484,13 +506,13 @@ mod tests {
     #[test]
     fn a_count_below_the_wanted_one_is_short() {
         let mut wait = Proof::Wait { replicas: 2 };
-        assert_eq!(wait.read(&[Value::Int(0), Value::Int(1)]), Durable::Short { have: 1, want: 2 });
+        assert_eq!(wait.read(&[Value::Int(0), Value::Int(1)]), Durable::Short { have: 1, want: Want::Replicas(2) });
         assert_eq!(wait.read(&[Value::Int(0), Value::Int(2)]), Durable::Yes);
-        assert_eq!(wait.read(&[]), Durable::Short { have: 0, want: 2 });
+        assert_eq!(wait.read(&[]), Durable::Short { have: 0, want: Want::Replicas(2) });
         let mut aof = Proof::WaitAof;
         assert_eq!(
             aof.read(&[Value::Okay, Value::Array(vec![Value::Int(0), Value::Int(0)])]),
-            Durable::Short { have: 0, want: 1 }
+            Durable::Short { have: 0, want: Want::Disk }
         );
         assert_eq!(aof.read(&[Value::Okay, Value::Array(vec![Value::Int(1), Value::Int(0)])]), Durable::Yes);
     }

@@ -39,6 +39,8 @@ const SERVED_ON_REPLICA_MIN: Duration = REBUILD_PAUSE_MAX;
 pub(crate) enum Source {
     /// A pool of one server's.
     Pool(Pool),
+    /// A pool of one node's of a cluster, and its address.
+    Node(Pool, Arc<str>),
     /// Whichever server the sentinels name.
     Sentinels(Arc<Sentinels>),
 }
@@ -47,8 +49,17 @@ impl Source {
     /// A connection, and the how manieth server it leads to.
     async fn take(&self) -> Result<(MultiplexedConnection, u64), StoreError> {
         match self {
-            Source::Pool(pool) => dial::take(pool).await.map(|connection| (connection, 0)),
+            Source::Pool(pool) | Source::Node(pool, _) => dial::take(pool).await.map(|connection| (connection, 0)),
             Source::Sentinels(sentinels) => Box::pin(sentinels.take()).await,
+        }
+    }
+
+    /// The server's address, where there may be others.
+    fn node(&self) -> Option<Arc<str>> {
+        match self {
+            Source::Pool(_) => None,
+            Source::Node(_, address) => Some(Arc::clone(address)),
+            Source::Sentinels(sentinels) => sentinels.named_last(),
         }
     }
 }
@@ -194,7 +205,7 @@ impl Lanes {
 
     /// Opens lanes that need not stand yet: those that cannot be opened now are built in the background.
     pub(crate) async fn open_or_build(
-        pool: Pool,
+        source: Source,
         lanes: usize,
         deadline: Duration,
         tasks: TaskTracker,
@@ -204,9 +215,9 @@ impl Lanes {
         for _ in 0..lanes {
             // One that cannot be reached is not tried for each.
             let tried = open.last().is_none_or(|lane: &Lane| lane.get().is_some());
-            open.push(Lane::new(if tried { dial::take(&pool).await.ok() } else { None }, 0));
+            open.push(Lane::new(if tried { source.take().await.ok().map(|(connection, _)| connection) } else { None }, 0));
         }
-        let lanes = Arc::new(Lanes { lanes: open, next: AtomicUsize::new(0), source: Source::Pool(pool), deadline, tasks, stop });
+        let lanes = Arc::new(Lanes { lanes: open, next: AtomicUsize::new(0), source, deadline, tasks, stop });
         for lane in 0..lanes.lanes.len() {
             if lanes.lanes[lane].get().is_none() {
                 lanes.rebuild(Way { lane, generation: 0 }, "broken", Meanwhile::GivenUp);
@@ -240,7 +251,7 @@ impl Lanes {
     /// Takes no connection any more.
     pub(crate) fn close(&self) {
         self.stop.cancel();
-        if let Source::Pool(pool) = &self.source {
+        if let Source::Pool(pool) | Source::Node(pool, _) = &self.source {
             pool.close();
         }
     }
@@ -295,9 +306,11 @@ impl Lanes {
     /// Builds a successor of a lane's connection in the background. What other calls still say of the old one changes nothing.
     fn rebuild(self: &Arc<Self>, way: Way, why: &'static str, meanwhile: Meanwhile) {
         let Some(mut pause) = self.lanes[way.lane].succeed(way.generation, meanwhile) else { return };
+        let node = self.source.node();
+        let node = node.as_deref();
         match meanwhile {
-            Meanwhile::GivenUp => tracing::warn!(why, "a connection to redis is given up; another is being built"),
-            Meanwhile::Serves => tracing::warn!(why, "a connection to redis serves on; another is being built"),
+            Meanwhile::GivenUp => tracing::warn!(node, why, "a connection to redis is given up; another is being built"),
+            Meanwhile::Serves => tracing::warn!(node, why, "a connection to redis serves on; another is being built"),
         }
         let (lanes, stop) = (Arc::clone(self), self.stop.clone());
         self.tasks.spawn(async move {
@@ -318,7 +331,7 @@ impl Lanes {
                         lane.set(built);
                         lanes.leave_others(server);
                         metrics::lane_rebuilt(why);
-                        tracing::info!(why, "a connection to redis stands again");
+                        tracing::info!(node = lanes.source.node().as_deref(), why, "a connection to redis stands again");
                         return;
                     }
                     Err(error) => tracing::debug!(%error, "redis is not there yet"),

@@ -8,6 +8,7 @@ use crate::job::{Body, Identity, JobId, Payload};
 use crate::store::call::{Around, Call};
 use crate::store::reply::Reply;
 use crate::store::retry;
+use crate::store::tried::nothing_of;
 use crate::store::{
     AskExtended, AskTaken, BeginAttempt, Begun, CancelMode, Canceled, Canceling, Durable, Extended, FinishAttempt, Finished,
     Gone, HasBlobs, Marked, NoteAttempt, NoteReply, PostponeJob, Postponed, Read, Reopened, ResolveAttempt, Resolved, Script,
@@ -515,15 +516,14 @@ impl Store {
     /// As [`Store::read_job`]; and `NotDurable` where the job has ended so long ago that nothing but that could be told.
     pub async fn read_told(&self, identity: Identity) -> Result<Read, StoreError> {
         let (read, _) = self.read_once(identity).await?;
-        if self.inner.commit_deadline.is_none() || matches!(&read, Read::Found(job) if !job.is_ended()) || read == Read::NotFound
-        {
+        if self.inner.commit.is_none() || matches!(&read, Read::Found(job) if !job.is_ended()) || read == Read::NotFound {
             return Ok(read);
         }
         // By itself it would also wait for the batch before its own.
         let within = self.inner.options.durability_timeout + self.inner.options.response_timeout / 2;
         let (read, durable) = match tokio::time::timeout(within, self.committing().read_once(identity)).await {
             Ok(told) => told?,
-            Err(_) => (read, Durable::Short { have: 0, want: self.durability().wants() }),
+            Err(_) => (read, nothing_of(self.durability())),
         };
         match (read, durable) {
             (Read::Found(job), Durable::Short { have, want }) if job.is_ended() => {

@@ -413,7 +413,8 @@ async fn noticed(redis: &Redis, alice: &Client, provider: &Simulated, id: &str, 
     })
     .await;
     let executed = provider.ledger().executed;
-    alice.submit("print", &format!("order-{name}"), "2").await.problem(503, "not-durable");
+    let refused = alice.submit("print", &format!("order-{name}"), "2").await.problem(503, "not-durable");
+    assert!(refused["detail"].as_str().unwrap().starts_with("it is not known to be on the disk yet; "), "{refused}");
     assert_eq!(provider.ledger().executed, executed);
     redis.command::<()>(&["CONFIG", "SET", name, right]).await;
     until("it is right again", async || alice.get(&format!("/v1/jobs/{id}")).await.status == 200).await;
@@ -494,4 +495,60 @@ async fn at_memory_nothing_waits_and_nothing_is_written_besides() {
     let info: String = pair.master.command(&["INFO", "commandstats"]).await;
     assert!(!info.contains("cmdstat_wait"), "{info}");
     pair.replica.resume();
+}
+
+/// Asks until it is not ready any more: a try of a moment ago may be what it is told.
+async fn not_ready(anybody: &Client) -> Value {
+    until("it is not ready", async || anybody.get("/readyz").await.status == 503).await;
+    anybody.get("/readyz").await.problem(503, "not-ready")
+}
+
+#[tokio::test]
+async fn a_gateway_whose_replica_hangs_is_not_ready_and_says_so_in_time() {
+    let pair = Pair::start().await;
+    let gateway = pair.gateway().await;
+    let anybody = &gateway.client;
+    until("it is ready", async || anybody.get("/readyz").await.status == 200).await;
+    pair.replica.pause();
+    let problem = not_ready(anybody).await;
+    assert_eq!(
+        (&problem["reason"], &problem["have"], &problem["want"]),
+        (&"not_durable".into(), &0.into(), &1.into()),
+        "{problem}"
+    );
+    assert!(problem["detail"].as_str().unwrap().contains("redis.durability"), "{problem}");
+    // However many ask, they are told by the same try.
+    let answers = futures_util::future::join_all((0..20).map(|_| anybody.get("/readyz")));
+    let answers = tokio::time::timeout(SOON, answers).await.expect("they are answered");
+    assert!(answers.iter().all(|answer| answer.status == 503), "{answers:?}");
+    pair.replica.resume();
+    until("it is ready again", async || anybody.get("/readyz").await.status == 200).await;
+}
+
+#[tokio::test]
+async fn a_gateway_with_pure_work_alone_is_ready_without_its_replica() {
+    let redis = Redis::start().await;
+    let provider = simulated().await;
+    let served = serve_with(&redis, &provider, |setup| {
+        (setup.store.durability, setup.store.durability_timeout) = (Durability::Replicated(1), TIMEOUT);
+        setup.routes.retain(|route| route.effects == Effects::Pure);
+        setup.routes.push(Route { effects: Effects::Pure, ..route("compute", Class::Exclusive, &["patient"]) });
+    })
+    .await;
+    for _ in 0..3 {
+        served.client.get("/readyz").await.is(200);
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_whose_file_is_not_on_disk_first_is_not_ready() {
+    let redis = Redis::start_with(&["--appendonly", "yes", "--appendfsync", "always"]).await;
+    let provider = simulated().await;
+    let gateway = gateway(&redis, &provider, Durability::Fsync).await;
+    let anybody = &gateway.client;
+    until("it is ready", async || anybody.get("/readyz").await.status == 200).await;
+    redis.command::<()>(&["CONFIG", "SET", "appendfsync", "no"]).await;
+    assert_eq!(not_ready(anybody).await["reason"], "not_durable");
+    redis.command::<()>(&["CONFIG", "SET", "appendfsync", "always"]).await;
+    until("it is ready again", async || anybody.get("/readyz").await.status == 200).await;
 }

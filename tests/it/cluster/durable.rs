@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use onejob::attempt::FinishOutcome;
-use onejob::error::StoreError;
+use onejob::error::{StoreError, Want};
 use onejob::fingerprint::digest;
 use onejob::job::{Identity, JobState, Owner};
 use onejob::provider::simulated::Simulated;
@@ -90,6 +90,15 @@ async fn what_a_masters_replica_does_not_have_is_not_sent_and_other_masters_go_o
     let bad: Vec<&String> = verdicts.iter().filter(|(_, verdict)| **verdict == "bad").map(|(found, _)| found).collect();
     assert!(verdicts.len() == 3 && bad.len() == 1, "{verdicts:?}");
     assert!(bad[0].starts_with(&cluster.masters[0].address()) && bad[0].contains("0 of 1 replicas"), "{bad:?}");
+    let advice = doctor["findings"].as_array().unwrap().iter().filter_map(|finding| finding["advice"].as_str());
+    assert!(advice.into_iter().any(|advice| advice.contains("of the jobs of this master")), "{doctor:#}");
+    let (looking, warnings) = store(&cluster.url(), Durability::Replicated(1)).await.unwrap();
+    looking.close().await;
+    let held = "0 of 1 replicas are connected: no work with effects is begun for jobs of this master until they are";
+    assert!(
+        warnings.len() == 1 && warnings[0].contains(held) && warnings[0].starts_with(&cluster.masters[0].address()),
+        "{warnings:?}"
+    );
     cluster.replicas[0].resume();
     until("it goes on", async || submit(&alice, &here[1]).await.0 == 200).await;
     assert_eq!(alice.get(&format!("/v1/jobs/{id}")).await.is(200).json()["state"], "succeeded");
@@ -142,7 +151,7 @@ async fn a_call_that_is_sent_on_is_waited_for_by_the_node_that_executed_it() {
     // ASK: the replica of the node that it is sent to is the one that counts.
     cluster.replicas[2].cut_from(to).await;
     let short = submit(&keys[0]).await.unwrap_err();
-    assert_eq!(short, StoreError::NotDurable { have: 0, want: 1 });
+    assert_eq!(short, StoreError::NotDurable { have: 0, want: Want::Replicas(1) });
     cluster.replicas[2].resume();
     until("the replica is back", async || to.info("replication", "connected_slaves").await.is_some_and(|count| count == "1"))
         .await;
@@ -155,7 +164,7 @@ async fn a_call_that_is_sent_on_is_waited_for_by_the_node_that_executed_it() {
     created(submit(&keys[2]).await);
     cluster.replicas[2].cut_from(to).await;
     let short = submit(&keys[3]).await.unwrap_err();
-    assert_eq!(short, StoreError::NotDurable { have: 0, want: 1 });
+    assert_eq!(short, StoreError::NotDurable { have: 0, want: Want::Replicas(1) });
     store.close().await;
 }
 
@@ -165,6 +174,8 @@ async fn at_fsync_every_master_of_a_cluster_must_have_its_file_on_disk() {
     for (number, master) in cluster.masters.iter().enumerate() {
         let Err(refused) = store(&cluster.url(), Durability::Fsync).await else { panic!("{number}: it starts") };
         assert!(refused.to_string().contains("appendonly is off"), "{refused}");
+        let wrong = &cluster.masters[number..];
+        assert!(wrong.iter().any(|master| refused.to_string().contains(&master.address())), "{refused}");
         master.tell::<()>(&["CONFIG", "SET", "appendonly", "yes", "appendfsync", "always"]).await;
     }
     let (store, warnings) = store(&cluster.url(), Durability::Fsync).await.unwrap();
@@ -186,7 +197,7 @@ async fn at_fsync_every_master_of_a_cluster_must_have_its_file_on_disk() {
     Call::Submit(Submission::new(&moving[0])).send(&committing).await.unwrap();
     from.tell::<()>(&["CONFIG", "SET", "appendfsync", "no"]).await;
     until("it is noticed", async || {
-        claim(&here[2]).await.is_err_and(|error| error == StoreError::NotDurable { have: 0, want: 1 })
+        claim(&here[2]).await.is_err_and(|error| error == StoreError::NotDurable { have: 0, want: Want::Disk })
     })
     .await;
     for key in &elsewhere[2..] {

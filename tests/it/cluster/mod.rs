@@ -6,6 +6,7 @@
 mod durable;
 mod load;
 pub mod node;
+mod ready;
 mod six;
 mod starts;
 mod turns;

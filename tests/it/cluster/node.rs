@@ -136,7 +136,7 @@ impl Node {
             .await;
     }
 
-    /// It does nothing any more, and its connections stand.
+    /// It hangs; for its master it is there still.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
     }
