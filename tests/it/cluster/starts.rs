@@ -73,6 +73,12 @@ async fn while_a_master_is_away_lists_say_what_is_missing_doctors_tell_of_each_a
     let gateway = site.start(&[("redis.url", &url)], None).await;
     until("a lapsed lease is seen", async || gateway.job(&ids[0]).await.is_some_and(|job| job.body["state"] == "unknown")).await;
     let at = format!("http://{}", gateway.addr());
+    // It becomes unknown a moment before it is in the list of those.
+    until("it is listed", async || {
+        let list = run(&["--json", "list", "--state", "unknown", "--gateway", &at]).await.expect(6);
+        list.json()["jobs"].as_array().is_some_and(|jobs| !jobs.is_empty())
+    })
+    .await;
     for state in ["open", "unknown"] {
         let list = run(&["--json", "list", "--state", state, "--gateway", &at]).await.expect(6);
         let list_json = list.json();
