@@ -133,6 +133,7 @@ const SCRIPTS: &[&str] = &[
     "extend_ask",
     "issue_certificate",
     "mark_certificate",
+    "dedup_batch",
 ];
 const ERROR_CLASSES: &[&str] = &["not_executed", "ambiguous", "not_durable", "fatal"];
 const LOST: &[&str] = &["job", "attempt", "ending", "stream"];

@@ -51,6 +51,7 @@ scripts! {
     ExtendAsk "extend_ask",
     IssueCertificate "issue_certificate",
     MarkCertificate "mark_certificate",
+    DedupBatch "dedup_batch",
 }
 
 struct Composed {

@@ -227,6 +227,7 @@ async fn replies_echo_script_and_caller() {
             Script::ExtendAsk => &[token, b"1"],
             Script::IssueCertificate => &[token, &[b'a'; 32], b"{}", b"ada", b"1", b"", b"0"],
             Script::MarkCertificate => &[token, b"", b"revoked", b"ada", b"why"],
+            Script::DedupBatch => &[token, &[1; 16], b"1000", b"1000", b"1", b"1000", &[b'0'; 32]],
         };
         list.to_vec()
     };
@@ -237,9 +238,12 @@ async fn replies_echo_script_and_caller() {
                 Script::AdmitCall | Script::ReportCall => "oj:guard:{laser}".to_owned(),
                 Script::IssueCertificate | Script::MarkCertificate => "oj:certificate:{0}".to_owned(),
                 Script::ExtendPermits => "oj:permits:{laser}".to_owned(),
+                Script::DedupBatch => "oj:dedup:{clicks/00}".to_owned(),
                 _ => key,
             };
-            let reply = redis.eval(*script, &key, &arguments(*script)).await.expect("a reply");
+            let verdicts = format!("{key}:v:0");
+            let keys: &[&str] = if *script == Script::DedupBatch { &[&key, &verdicts] } else { &[&key] };
+            let reply = redis.eval(*script, keys, &arguments(*script)).await.expect("a reply");
             assert_eq!(reply[1], script.name().as_bytes());
             assert_eq!(reply[2], token, "{}", script.name());
         }

@@ -18,6 +18,7 @@ mod cli;
 mod cluster;
 mod config;
 mod dashboards;
+mod dedup;
 mod duplicates;
 mod durability;
 mod fleet;
