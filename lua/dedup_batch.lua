@@ -41,25 +41,5 @@ if kept then
   end
   return reply('repeated', string.sub(kept, 17))
 end
-local packed = redis.call('GET', KEYS[1])
-local shard = packed and cmsgpack.unpack(packed) or { 0, {} }
-local slices, ttl = dedup_slices(shard, clock(), window, slice_ms, expected)
-local seen, written, verdicts = {}, {}, {}
-local done, problem = pcall(function()
-  dedup_ids(KEYS[1], slices, ids, seen, ttl, written)
-  local new = 0
-  for n = 1, #ids / DEDUP_ID_BYTES do
-    verdicts[n] = seen[n] and '0' or '1'
-    new = new + (seen[n] and 0 or 1)
-  end
-  verdicts = table.concat(verdicts)
-  local running = slices[#slices]
-  running[S.ids] = running[S.ids] + new
-  redis.call('SET', KEYS[1], cmsgpack.pack(shard), 'PX', text(ttl))
-  redis.call('SET', KEYS[2], fingerprint .. verdicts, 'PX', text(keep))
-end)
-if not done then
-  dedup_undo(written)
-  error(problem)
-end
+local verdicts = dedup_remember(KEYS[1], KEYS[2], fingerprint, clock(), window, slice_ms, expected, keep, ids, {}, nil)
 return reply('checked', verdicts)

@@ -28,6 +28,7 @@ local DEDUP_BUCKET_IDS = 40   -- ids that a bucket has on average at the end of 
 local DEDUP_FULL_IDS = 80   -- with more on average the slice is cut short, and another one begins that has more buckets
 local DEDUP_SLICES_MAX = 8   -- slices that are looked at; with so many none is cut short
 local DEDUP_GROWTH_MAX = 16   -- a slice that follows one cut short is made for so many times its ids at most
+local DEDUP_LAPSED_MAX = 2000   -- lapsed claims that one call takes away: more than one makes
 local DEDUP_MARGIN_MS = 1000   -- what is stored outlives the window by so much
 local GUARD_LIFE_MS = 172800000   -- how long what is known of a provider outlives its last change: longer than any breaker is open
 
@@ -635,4 +636,48 @@ local function dedup_undo(written)
       end
     end
   end
+end
+
+-- Remembers the ids that are not in `seen`, with the verdicts, and does what else belongs to it; or takes all of it back.
+local function dedup_remember(base, told, fingerprint, now, window, slice_ms, expected, keep, ids, seen, also)
+  local packed = redis.call('GET', base)
+  local shard = packed and cmsgpack.unpack(packed) or { 0, {} }
+  local slices, ttl = dedup_slices(shard, now, window, slice_ms, expected)
+  local written, verdicts = {}, {}
+  local done, problem = pcall(function()
+    dedup_ids(base, slices, ids, seen, ttl, written)
+    local new = 0
+    for n = 1, #ids / DEDUP_ID_BYTES do
+      verdicts[n] = seen[n] and '0' or '1'
+      new = new + (seen[n] and 0 or 1)
+    end
+    verdicts = table.concat(verdicts)
+    local running = slices[#slices]
+    running[S.ids] = running[S.ids] + new
+    redis.call('SET', base, cmsgpack.pack(shard), 'PX', text(ttl))
+    redis.call('SET', told, fingerprint .. verdicts, 'PX', text(keep))
+    if also then
+      also()
+    end
+  end)
+  if not done then
+    redis.pcall('DEL', told)
+    dedup_undo(written)
+    error(problem)
+  end
+  return verdicts
+end
+
+-- The ids one by one, and whose claim of each stands.
+local function dedup_holders(claims, ids, now)
+  local records = {}
+  for at = 1, #ids, DEDUP_ID_BYTES do
+    records[#records + 1] = string.sub(ids, at, at + DEDUP_ID_BYTES - 1)
+  end
+  local holders = redis.call('HMGET', claims, unpack(records))
+  for n = 1, #records do
+    local holder = holders[n]
+    holders[n] = holder and tonumber(string.sub(holder, 17)) > now and string.sub(holder, 1, 16)
+  end
+  return records, holders
 end

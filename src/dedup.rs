@@ -24,8 +24,9 @@ pub use stream::{
 
 use crate::error::{Refusal, StoreError};
 use crate::fingerprint::{HalfBytes, second_half, sha256};
+use crate::metrics;
 use crate::store::{DedupBatch, Deduplicated, Store};
-use split::{Part, Split, split};
+use split::{Part, Purpose, Split, split};
 
 /// Ids of one batch. A caller with more makes several.
 pub const BATCH_IDS_MAX: usize = 10_000;
@@ -58,9 +59,9 @@ impl BatchToken {
         &self.0
     }
 
-    fn of_part(self, shard: u16, number: usize) -> Self {
+    fn of_part(self, purpose: Purpose, shard: u16, number: usize) -> Self {
         let number = u32::try_from(number).expect("a batch is bounded far below");
-        let bytes = [&self.0[..], &shard.to_be_bytes(), &number.to_be_bytes()].concat();
+        let bytes = [&self.0[..], purpose.as_str().as_bytes(), &shard.to_be_bytes(), &number.to_be_bytes()].concat();
         BatchToken(second_half(&sha256(&bytes)))
     }
 }
@@ -74,9 +75,61 @@ pub enum Verdict {
     Duplicate,
 }
 
-impl Verdict {
-    /// The word for it.
-    pub fn as_str(self) -> &'static str {
+/// What became of a click that somebody wants to claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Claimed {
+    /// It is new, and kept from everybody else for the lease: write it down, then commit it.
+    First,
+    /// It has been seen.
+    Duplicate,
+    /// Somebody else has claimed it and may yet die: whether it counts is not known before that claim is committed or lapses.
+    Held,
+}
+
+/// What became of a click that was claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Committed {
+    /// It is remembered, once and for this claim.
+    Committed,
+    /// The claim had lapsed, or never was, and somebody else has claimed or counted it: what was written down does not count.
+    Lost,
+}
+
+/// A verdict, and how it is asked for: a byte for each id of a reply.
+trait Told: Copy + Send {
+    const PURPOSE: Purpose;
+    /// The call that brings such verdicts.
+    fn ask(
+        store: &Store,
+        batch: &DedupBatch<'_>,
+        token: BatchToken,
+    ) -> impl Future<Output = Result<Deduplicated, StoreError>> + Send;
+    /// What an id is that stands in its batch before, with what that one is.
+    fn repeated(first: Self) -> Self;
+    fn read(byte: u8) -> Option<Self>;
+    fn as_str(self) -> &'static str;
+}
+
+impl Told for Verdict {
+    const PURPOSE: Purpose = Purpose::Check;
+
+    async fn ask(store: &Store, batch: &DedupBatch<'_>, _: BatchToken) -> Result<Deduplicated, StoreError> {
+        store.dedup_batch(batch).await
+    }
+
+    fn repeated(_: Self) -> Self {
+        Verdict::Duplicate
+    }
+
+    fn read(byte: u8) -> Option<Self> {
+        match byte {
+            b'1' => Some(Verdict::First),
+            b'0' => Some(Verdict::Duplicate),
+            _ => None,
+        }
+    }
+
+    fn as_str(self) -> &'static str {
         match self {
             Verdict::First => "first",
             Verdict::Duplicate => "duplicate",
@@ -84,9 +137,68 @@ impl Verdict {
     }
 }
 
+impl Told for Claimed {
+    const PURPOSE: Purpose = Purpose::Claim;
+
+    async fn ask(store: &Store, batch: &DedupBatch<'_>, token: BatchToken) -> Result<Deduplicated, StoreError> {
+        store.dedup_claim(batch, token.as_bytes()).await
+    }
+
+    fn repeated(first: Self) -> Self {
+        match first {
+            Claimed::First | Claimed::Duplicate => Claimed::Duplicate,
+            Claimed::Held => Claimed::Held,
+        }
+    }
+
+    fn read(byte: u8) -> Option<Self> {
+        match byte {
+            b'1' => Some(Claimed::First),
+            b'0' => Some(Claimed::Duplicate),
+            b'2' => Some(Claimed::Held),
+            _ => None,
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Claimed::First => "claimed",
+            Claimed::Duplicate => "duplicate",
+            Claimed::Held => "held",
+        }
+    }
+}
+
+impl Told for Committed {
+    const PURPOSE: Purpose = Purpose::Commit;
+
+    async fn ask(store: &Store, batch: &DedupBatch<'_>, token: BatchToken) -> Result<Deduplicated, StoreError> {
+        store.dedup_commit(batch, token.as_bytes()).await
+    }
+
+    fn repeated(first: Self) -> Self {
+        first
+    }
+
+    fn read(byte: u8) -> Option<Self> {
+        match byte {
+            b'1' => Some(Committed::Committed),
+            b'0' => Some(Committed::Lost),
+            _ => None,
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Committed::Committed => "committed",
+            Committed::Lost => "lost",
+        }
+    }
+}
+
 /// Why a batch has no verdicts, or not all.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DedupError {
+pub enum DedupError<V = Verdict> {
     /// More ids than [`BATCH_IDS_MAX`]. Nothing was asked.
     #[error("the batch has {ids} ids, of {BATCH_IDS_MAX} at most")]
     TooMany {
@@ -100,7 +212,7 @@ pub enum DedupError {
     #[error("{unanswered} of {} ids have no verdict: {error}", verdicts.len())]
     Unanswered {
         /// What is known, in the order of the ids.
-        verdicts: Vec<Option<Verdict>>,
+        verdicts: Vec<Option<V>>,
         /// How many have none.
         unanswered: usize,
         /// What the store said last, of one of them.
@@ -150,13 +262,51 @@ impl Dedup {
     /// A batch whose future is dropped may be remembered in part. Send it again with the same token; without that, its clicks would
     /// be duplicates.
     pub async fn check(&self, ids: &[ClickId], token: BatchToken) -> Result<Vec<Verdict>, DedupError> {
+        self.ask_about(ids, token).await
+    }
+
+    /// Keeps the new ones of a batch from everybody else for [`Stream::lease`], without remembering them yet: for a caller that can
+    /// die between being told and having written a click down. Then [`Dedup::commit`], with the same token. A claim that is not
+    /// committed lapses, and the click counts for whoever comes next.
+    ///
+    /// Sent again within the lease it is told the same. A token that was released is not to be used again.
+    ///
+    /// # Errors
+    /// [`DedupError::Unanswered`]: the same batch again, with the same token; or nothing, and the claims lapse.
+    pub async fn claim(&self, ids: &[ClickId], token: BatchToken) -> Result<Vec<Claimed>, DedupError<Claimed>> {
+        self.ask_about(ids, token).await
+    }
+
+    /// Remembers ids that were claimed with this token, all that were `First` or a part of them, once for each token; and says which
+    /// are lost because their claim had lapsed and somebody else was faster. A claim that lapsed and that nobody missed is not lost.
+    ///
+    /// # Errors
+    /// [`DedupError::Unanswered`]: the same ids again, with the same token.
+    pub async fn commit(&self, ids: &[ClickId], token: BatchToken) -> Result<Vec<Committed>, DedupError<Committed>> {
+        self.ask_about(ids, token).await
+    }
+
+    /// Gives ids that were claimed with this token back at once. What is committed, or somebody else's, stays as it is.
+    ///
+    /// # Errors
+    /// Of the first call that failed: the same again; or nothing, and the claims lapse.
+    pub async fn release(&self, ids: &[ClickId], token: BatchToken) -> Result<(), StoreError> {
+        let Split { calls, fingerprint, .. } = split(ids, self.stream.shards, token, Purpose::Release);
+        let until = Instant::now() + self.patience;
+        let asked: Vec<_> = calls.iter().map(|part| self.give_back(part, &fingerprint, token, until)).collect();
+        let answers: Vec<Result<(), StoreError>> = futures::iter(asked).buffered(CALLS_AT_ONCE_MAX).collect().await;
+        answers.into_iter().collect()
+    }
+
+    async fn ask_about<V: Told>(&self, ids: &[ClickId], token: BatchToken) -> Result<Vec<V>, DedupError<V>> {
         if ids.len() > BATCH_IDS_MAX {
             return Err(DedupError::TooMany { ids: ids.len() });
         }
-        let Split { calls, fingerprint, repeats } = split(ids, self.stream.shards, token);
+        let Split { calls, fingerprint, repeats } = split(ids, self.stream.shards, token, V::PURPOSE);
         let until = Instant::now() + self.patience;
-        let asked = futures::iter(calls.iter().map(|part| self.ask(part, &fingerprint, until)));
-        let answers: Vec<_> = asked.buffered(CALLS_AT_ONCE_MAX).collect().await;
+        // Put together before the first of them waits: a closure that is kept meanwhile could not go to another thread.
+        let asked: Vec<_> = calls.iter().map(|part| self.ask(part, &fingerprint, token, until)).collect();
+        let answers: Vec<Result<Option<Vec<V>>, StoreError>> = futures::iter(asked).buffered(CALLS_AT_ONCE_MAX).collect().await;
         let mut verdicts = vec![None; ids.len()];
         let (mut failed, mut conflict) = (None, false);
         for (part, answer) in calls.iter().zip(answers) {
@@ -169,23 +319,67 @@ impl Dedup {
             }
         }
         for (place, first) in repeats {
-            verdicts[place] = verdicts[first].map(|_| Verdict::Duplicate);
+            verdicts[place] = verdicts[first].map(V::repeated);
         }
         if conflict {
+            metrics::dedup_batch(&self.stream.name, "conflict");
             return Err(DedupError::Conflict);
         }
+        self.count(&verdicts);
         match failed {
-            None => Ok(verdicts.into_iter().flatten().collect()),
+            None => {
+                metrics::dedup_batch(&self.stream.name, "answered");
+                Ok(verdicts.into_iter().flatten().collect())
+            }
             Some(error) => {
+                metrics::dedup_batch(&self.stream.name, "unanswered");
                 let unanswered = verdicts.iter().filter(|verdict| verdict.is_none()).count();
                 Err(DedupError::Unanswered { verdicts, unanswered, error })
             }
         }
     }
 
-    /// Asks about one part until it is answered, as long as there is time. `None` for a conflict.
-    async fn ask(&self, part: &Part, fingerprint: &HalfBytes, until: Instant) -> Result<Option<Vec<Verdict>>, StoreError> {
-        let batch = DedupBatch {
+    /// The verdicts on the ids of one call. `None` for a conflict.
+    async fn ask<V: Told>(
+        &self,
+        part: &Part,
+        fingerprint: &HalfBytes,
+        token: BatchToken,
+        until: Instant,
+    ) -> Result<Option<Vec<V>>, StoreError> {
+        let batch = self.batch(part, fingerprint, V::PURPOSE);
+        match self.patiently(until, || V::ask(&self.store, &batch, token)).await? {
+            Deduplicated::Checked { verdicts } | Deduplicated::Repeated { verdicts } => {
+                read(&verdicts, part.places.len()).map(Some)
+            }
+            Deduplicated::Conflict => Ok(None),
+        }
+    }
+
+    async fn give_back(&self, part: &Part, fingerprint: &HalfBytes, token: BatchToken, until: Instant) -> Result<(), StoreError> {
+        let batch = self.batch(part, fingerprint, Purpose::Release);
+        self.patiently(until, || self.store.dedup_release(&batch, token.as_bytes())).await
+    }
+
+    fn count<V: Told>(&self, verdicts: &[Option<V>]) {
+        let mut counts: Vec<(&'static str, u64)> = Vec::new();
+        for verdict in verdicts.iter().flatten() {
+            match counts.iter_mut().find(|(word, _)| *word == verdict.as_str()) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((verdict.as_str(), 1)),
+            }
+        }
+        for (word, count) in counts {
+            metrics::dedup_ids(&self.stream.name, word, count);
+        }
+    }
+
+    fn batch<'a>(&'a self, part: &'a Part, fingerprint: &'a HalfBytes, purpose: Purpose) -> DedupBatch<'a> {
+        let keep_ms = match purpose {
+            Purpose::Claim => self.stream.lease_ms(),
+            Purpose::Check | Purpose::Commit | Purpose::Release => self.stream.keep_ms(),
+        };
+        DedupBatch {
             stream: &self.stream.name,
             shard: part.shard,
             token: part.token.as_bytes(),
@@ -193,16 +387,21 @@ impl Dedup {
             window_ms: self.stream.window_ms(),
             slice_ms: self.stream.slice_ms(),
             expected: self.stream.expected_in_slice(),
-            keep_ms: self.stream.keep_ms(),
+            keep_ms,
             ids: &part.ids,
-        };
+        }
+    }
+
+    /// Makes a call until it is answered, as long as there is time.
+    async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(
+        &self,
+        until: Instant,
+        call: impl Fn() -> F,
+    ) -> Result<T, StoreError> {
         let mut pause = TRY_PAUSE;
         loop {
-            let error = match self.store.dedup_batch(&batch).await {
-                Ok(Deduplicated::Checked { verdicts } | Deduplicated::Repeated { verdicts }) => {
-                    return read(&verdicts, part.places.len()).map(Some);
-                }
-                Ok(Deduplicated::Conflict) => return Ok(None),
+            let error = match call().await {
+                Ok(told) => return Ok(told),
                 Err(error) => error,
             };
             if !may_pass(&error) || Instant::now() + pause >= until {
@@ -226,17 +425,12 @@ fn may_pass(error: &StoreError) -> bool {
     }
 }
 
-fn read(verdicts: &[u8], ids: usize) -> Result<Vec<Verdict>, StoreError> {
-    let bad = || StoreError::fatal("BADREPLY", format!("{} verdicts on {ids} ids", verdicts.len()));
+fn read<V: Told>(verdicts: &[u8], ids: usize) -> Result<Vec<V>, StoreError> {
+    let bad = || StoreError::fatal("BADREPLY", format!("{} verdicts on {ids} ids, or one that is not known", verdicts.len()));
     if verdicts.len() != ids {
         return Err(bad());
     }
-    let read = verdicts.iter().map(|verdict| match verdict {
-        b'1' => Ok(Verdict::First),
-        b'0' => Ok(Verdict::Duplicate),
-        _ => Err(bad()),
-    });
-    read.collect()
+    verdicts.iter().map(|byte| V::read(*byte).ok_or_else(bad)).collect()
 }
 
 #[cfg(test)]
@@ -245,9 +439,9 @@ mod tests {
 
     #[test]
     fn a_verdict_that_is_not_known_is_an_error_and_no_answer() {
-        assert_eq!(read(b"10", 2).unwrap(), [Verdict::First, Verdict::Duplicate]);
+        assert_eq!(read::<Verdict>(b"10", 2).unwrap(), [Verdict::First, Verdict::Duplicate]);
         for (verdicts, ids) in [(&b"10"[..], 3), (b"10", 1), (b"12", 2), (b"", 1)] {
-            assert!(read(verdicts, ids).is_err(), "{verdicts:?} {ids}");
+            assert!(read::<Verdict>(verdicts, ids).is_err(), "{verdicts:?} {ids}");
         }
     }
 }

@@ -19,6 +19,26 @@ pub(crate) struct Split {
     pub(crate) repeats: Vec<(usize, usize)>,
 }
 
+/// What is asked: the same batch has other calls for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Check,
+    Claim,
+    Commit,
+    Release,
+}
+
+impl Purpose {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Purpose::Check => "check",
+            Purpose::Claim => "claim",
+            Purpose::Commit => "commit",
+            Purpose::Release => "release",
+        }
+    }
+}
+
 /// One call: ids of one shard.
 #[derive(Debug)]
 pub(crate) struct Part {
@@ -32,7 +52,7 @@ pub(crate) struct Part {
 }
 
 /// Cuts a batch into calls.
-pub(crate) fn split(ids: &[ClickId], shards: u16, token: BatchToken) -> Split {
+pub(crate) fn split(ids: &[ClickId], shards: u16, token: BatchToken, purpose: Purpose) -> Split {
     let mut ordered: Vec<(u16, [u8; RECORD_BYTES], usize)> =
         ids.iter().enumerate().map(|(place, id)| (id.shard(shards), id.record(), place)).collect();
     ordered.sort_unstable();
@@ -52,7 +72,7 @@ pub(crate) fn split(ids: &[ClickId], shards: u16, token: BatchToken) -> Split {
         }
         if of_shard % CALL_IDS_MAX == 0 {
             let number = of_shard / CALL_IDS_MAX;
-            calls.push(Part { shard, token: token.of_part(shard, number), ids: Vec::new(), places: Vec::new() });
+            calls.push(Part { shard, token: token.of_part(purpose, shard, number), ids: Vec::new(), places: Vec::new() });
         }
         let part = calls.last_mut().expect("one was begun");
         part.ids.extend(record);
@@ -83,7 +103,7 @@ mod tests {
         fn every_place_is_in_a_call_or_repeats_one(numbers in prop::collection::vec(0_i128..3_000, 0..6_000), shards in 1_u16..9) {
             let ids: Vec<ClickId> = numbers.iter().map(|number| id(*number)).collect();
             let token = BatchToken::random();
-            let split = split(&ids, shards, token);
+            let split = split(&ids, shards, token, Purpose::Check);
             let mut told = vec![0; ids.len()];
             for part in &split.calls {
                 prop_assert!(!part.places.is_empty() && part.places.len() <= CALL_IDS_MAX);
@@ -112,9 +132,9 @@ mod tests {
         let token = BatchToken::random();
         let ids: Vec<ClickId> = (0..2_500).map(id).collect();
         let turned: Vec<ClickId> = ids.iter().rev().copied().collect();
-        let (one, two) = (split(&ids, 2, token), split(&turned, 2, token));
+        let (one, two) = (split(&ids, 2, token, Purpose::Check), split(&turned, 2, token, Purpose::Check));
         assert_eq!(one.fingerprint, two.fingerprint);
         assert!(one.calls.iter().map(|part| (part.token, &part.ids)).eq(two.calls.iter().map(|part| (part.token, &part.ids))));
-        assert_ne!(one.fingerprint, split(&ids[1..], 2, token).fingerprint);
+        assert_ne!(one.fingerprint, split(&ids[1..], 2, token, Purpose::Check).fingerprint);
     }
 }

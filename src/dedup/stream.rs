@@ -32,6 +32,8 @@ pub struct Stream {
     pub expected: u64,
     /// How long the verdicts of a batch are kept for whoever sends it again.
     pub keep: Duration,
+    /// How long a claim stands that is neither committed nor released.
+    pub lease: Duration,
 }
 
 /// Why a stream cannot be.
@@ -55,6 +57,7 @@ impl Stream {
             shards: 1,
             expected: 1_000_000,
             keep: Duration::from_secs(600),
+            lease: Duration::from_secs(60),
         }
     }
 
@@ -85,6 +88,9 @@ impl Stream {
         }
         if self.keep < Duration::from_secs(1) || self.keep > self.window.max(Duration::from_secs(600)) {
             return wrong("keep is a second to the window, or to ten minutes where that is less".to_owned());
+        }
+        if self.lease < Duration::from_secs(1) || self.lease > self.window {
+            return wrong("lease is a second to the window".to_owned());
         }
         Ok(())
     }
@@ -130,6 +136,10 @@ impl Stream {
     pub(crate) fn keep_ms(&self) -> u64 {
         milliseconds(self.keep)
     }
+
+    pub(crate) fn lease_ms(&self) -> u64 {
+        milliseconds(self.lease)
+    }
 }
 
 fn milliseconds(duration: Duration) -> u64 {
@@ -146,7 +156,7 @@ mod tests {
     fn what_a_stream_cannot_be_is_said_with_its_name() {
         assert_eq!(Stream::new("clicks.v2", &["user", "ad"]).check(), Ok(()));
         type Change = fn(&mut Stream);
-        let wrong: [(&str, Change); 12] = [
+        let wrong: [(&str, Change); 14] = [
             ("a name", |stream| stream.name = "cl{ic}ks".to_owned()),
             ("a name", |stream| stream.name = String::new()),
             ("a name", |stream| stream.name = "x".repeat(STREAM_NAME_BYTES_MAX + 1)),
@@ -159,6 +169,8 @@ mod tests {
             ("window", |stream| stream.window = STREAM_WINDOW_MAX + Duration::from_secs(1)),
             ("window", |stream| stream.window = Duration::from_millis(999)),
             ("keep", |stream| stream.keep = Duration::from_secs(86_401)),
+            ("lease", |stream| stream.lease = Duration::from_secs(86_401)),
+            ("lease", |stream| stream.lease = Duration::ZERO),
         ];
         for (what, change) in wrong {
             let mut stream = Stream::new("clicks", &["user", "ad"]);

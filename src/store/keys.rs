@@ -96,6 +96,16 @@ impl Keys {
         format!("{}:v:{token}", self.dedup_shard(stream, shard))
     }
 
+    /// Who has claimed which clicks: HASH.
+    pub(crate) fn dedup_claims(&self, stream: &str, shard: u16) -> String {
+        format!("{}:c", self.dedup_shard(stream, shard))
+    }
+
+    /// When the claims of clicks lapse: ZSET.
+    pub(crate) fn dedup_lapses(&self, stream: &str, shard: u16) -> String {
+        format!("{}:l", self.dedup_shard(stream, shard))
+    }
+
     /// The schema, and which store this is: HASH.
     pub(crate) fn meta(&self) -> String {
         format!("{}:meta", self.prefix)
@@ -159,6 +169,7 @@ mod tests {
         same("0f", &[keys.due(15), keys.due_turn(15), keys.unknown(15), keys.done(15)]);
         same("pair", &[keys.certificates("pair"), keys.renewal("pair")]);
         same("clicks/0a", &[keys.dedup_shard("clicks", 10), keys.dedup_verdicts("clicks", 10, "00ff")]);
+        same("clicks/0a", &[keys.dedup_claims("clicks", 10), keys.dedup_lapses("clicks", 10)]);
         same("canary7", &[keys.canary("7"), keys.due_canary("7")]);
     }
 }

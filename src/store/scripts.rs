@@ -52,6 +52,9 @@ scripts! {
     IssueCertificate "issue_certificate",
     MarkCertificate "mark_certificate",
     DedupBatch "dedup_batch",
+    DedupClaim "dedup_claim",
+    DedupCommit "dedup_commit",
+    DedupRelease "dedup_release",
 }
 
 struct Composed {

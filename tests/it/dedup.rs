@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use onejob::dedup::{BATCH_IDS_MAX, BatchToken, CALL_IDS_MAX, ClickId, Dedup, DedupError, FieldValue, Stream, Verdict};
+use onejob::dedup::{
+    BATCH_IDS_MAX, BatchToken, CALL_IDS_MAX, Claimed, ClickId, Committed, Dedup, DedupError, FieldValue, Stream, Verdict,
+};
 use onejob::store::{Store, StoreOptions};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -206,4 +208,145 @@ async fn a_batch_takes_calls_of_so_many_ids() {
     }
     lengths.sort_unstable();
     assert_eq!(lengths, [1, CALL_IDS_MAX, CALL_IDS_MAX]);
+}
+
+async fn claim(dedup: &Dedup, users: std::ops::Range<u64>, token: BatchToken) -> Vec<Claimed> {
+    dedup.claim(&ids(dedup.stream(), users), token).await.unwrap()
+}
+
+async fn commit(dedup: &Dedup, users: std::ops::Range<u64>, token: BatchToken) -> Vec<Committed> {
+    dedup.commit(&ids(dedup.stream(), users), token).await.unwrap()
+}
+
+/// Lets the claims of a shard lapse, as if their time had passed.
+async fn lapse(redis: &Redis) {
+    let code = "for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do redis.call('ZADD', KEYS[2], 1, id) \
+                redis.call('HSET', KEYS[1], id, string.sub(redis.call('HGET', KEYS[1], id), 1, 16) .. '1') end return 'OK'";
+    let keys = ["c", "l"].map(|of| format!("oj:dedup:{{clicks/00}}:{of}"));
+    redis.command::<String>(&["EVAL", code, "2", &keys[0], &keys[1]]).await;
+}
+
+#[tokio::test]
+async fn a_click_that_is_claimed_is_held_for_others_and_counts_when_it_is_committed() {
+    let redis = Redis::start().await;
+    let dedup = Dedup::new(&redis.store().await, stream(1)).unwrap();
+    let (mine, others) = (BatchToken::random(), BatchToken::random());
+    assert_eq!(claim(&dedup, 0..3, mine).await, [Claimed::First; 3]);
+    assert_eq!(claim(&dedup, 2..4, others).await, [Claimed::Held, Claimed::First]);
+    // Sent again, both are told the same.
+    assert_eq!(claim(&dedup, 0..3, mine).await, [Claimed::First; 3]);
+    assert_eq!(claim(&dedup, 2..4, others).await, [Claimed::Held, Claimed::First]);
+    assert_eq!(dedup.claim(&ids(dedup.stream(), 0..2), mine).await, Err(DedupError::Conflict));
+    assert_eq!(commit(&dedup, 0..3, mine).await, [Committed::Committed; 3]);
+    assert_eq!(commit(&dedup, 0..3, mine).await, [Committed::Committed; 3]);
+    assert_eq!(claim(&dedup, 0..3, BatchToken::random()).await, [Claimed::Duplicate; 3]);
+    assert_eq!(check(&dedup, 0..3).await, [Verdict::Duplicate; 3]);
+    // What is only claimed may yet count for somebody who does not claim.
+    assert_eq!(check(&dedup, 3..4).await, [Verdict::First]);
+    assert_eq!(commit(&dedup, 3..4, others).await, [Committed::Lost]);
+    let twice = ids(dedup.stream(), [7, 7]);
+    let token = BatchToken::random();
+    assert_eq!(dedup.claim(&twice, token).await.unwrap(), [Claimed::First, Claimed::Duplicate]);
+    assert_eq!(dedup.commit(&twice, token).await.unwrap(), [Committed::Committed; 2]);
+}
+
+/// Whoever claimed is never heard of again.
+#[tokio::test]
+async fn a_crash_between_claim_and_commit_does_not_lose_the_click() {
+    let redis = Redis::start().await;
+    let dedup = Dedup::new(&redis.store().await, stream(1)).unwrap();
+    let (dead, next, late) = (BatchToken::random(), BatchToken::random(), BatchToken::random());
+    claim(&dedup, 0..10, dead).await;
+    claim(&dedup, 10..20, late).await;
+    assert_eq!(claim(&dedup, 0..10, next).await, [Claimed::Held; 10]);
+    lapse(&redis).await;
+    let next = BatchToken::random();
+    assert_eq!(claim(&dedup, 0..10, next).await, [Claimed::First; 10]);
+    // Not dead after all: somebody else has half of it.
+    assert_eq!(commit(&dedup, 0..10, dead).await, [Committed::Lost; 10]);
+    assert_eq!(commit(&dedup, 0..10, next).await, [Committed::Committed; 10]);
+    // And whom nobody missed has lost nothing.
+    assert_eq!(commit(&dedup, 10..20, late).await, [Committed::Committed; 10]);
+    assert_eq!(check(&dedup, 0..20).await, [Verdict::Duplicate; 20]);
+}
+
+#[tokio::test]
+async fn what_is_released_counts_for_whoever_comes_next() {
+    let redis = Redis::start().await;
+    let dedup = Dedup::new(&redis.store().await, stream(1)).unwrap();
+    let (mine, others) = (BatchToken::random(), BatchToken::random());
+    claim(&dedup, 0..10, mine).await;
+    commit(&dedup, 0..2, mine).await;
+    claim(&dedup, 10..12, others).await;
+    let all = ids(dedup.stream(), 0..12);
+    dedup.release(&all, mine).await.unwrap();
+    dedup.release(&all, mine).await.unwrap();
+    let told = claim(&dedup, 0..12, BatchToken::random()).await;
+    assert_eq!(told[..2], [Claimed::Duplicate; 2]);
+    assert_eq!(told[2..10], [Claimed::First; 8]);
+    assert_eq!(told[10..], [Claimed::Held; 2]);
+}
+
+#[tokio::test]
+async fn claims_that_lapse_leave_nothing_behind() {
+    let redis = Redis::start().await;
+    let dedup = Dedup::new(&redis.store().await, stream(1)).unwrap();
+    claim(&dedup, 0..900, BatchToken::random()).await;
+    let (claims, lapses) = ("oj:dedup:{clicks/00}:c", "oj:dedup:{clicks/00}:l");
+    for key in [claims, lapses] {
+        let life_ms: i64 = redis.command(&["PTTL", key]).await;
+        assert!((1..=61_000).contains(&life_ms), "{key}: {life_ms}");
+    }
+    lapse(&redis).await;
+    claim(&dedup, 2_000..2_001, BatchToken::random()).await;
+    assert_eq!(redis.command::<u64>(&["HLEN", claims]).await, 1);
+    assert_eq!(redis.command::<u64>(&["ZCARD", lapses]).await, 1);
+}
+
+/// A commit is of clicks that were written down: memory that is short must not make them count twice.
+#[tokio::test]
+async fn out_of_memory_commits_go_through_and_claims_do_not() {
+    let redis = Redis::start().await;
+    let dedup = Dedup::new(&redis.store().await, stream(1)).unwrap();
+    let token = BatchToken::random();
+    claim(&dedup, 0..10, token).await;
+    redis.command::<String>(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let refused = dedup.claim(&ids(dedup.stream(), 10..20), BatchToken::random()).await;
+    assert!(matches!(refused, Err(DedupError::Unanswered { unanswered: 10, .. })), "{refused:?}");
+    assert_eq!(commit(&dedup, 0..10, token).await, [Committed::Committed; 10]);
+    dedup.release(&ids(dedup.stream(), 0..10), token).await.unwrap();
+}
+
+/// Many who claim the same clicks, and of whom a half dies: each click counts once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_who_claim_and_commit_one_counts_each_click() {
+    let redis = Redis::start().await;
+    let dedup = Dedup::new(&redis.store().await, stream(2)).unwrap();
+    let worker = |number: u64| {
+        let dedup = dedup.clone();
+        tokio::spawn(async move {
+            let mut counted = Vec::new();
+            for batch in 0..10 {
+                let users: Vec<u64> = (0..50).map(|n| (number * 7 + batch * 31 + n) % 300).collect();
+                let (batch, token) = (ids(dedup.stream(), users.iter().copied()), BatchToken::random());
+                let told = dedup.claim(&batch, token).await.unwrap();
+                let mine: Vec<usize> = (0..50).filter(|place| told[*place] == Claimed::First).collect();
+                let claimed: Vec<ClickId> = mine.iter().map(|place| batch[*place]).collect();
+                if (number + users[0]).is_multiple_of(2) {
+                    dedup.release(&claimed, token).await.unwrap();
+                    continue;
+                }
+                let committed = dedup.commit(&claimed, token).await.unwrap();
+                assert!(committed.iter().all(|each| *each == Committed::Committed), "no lease has lapsed");
+                counted.extend(mine.into_iter().map(|place| users[place]));
+            }
+            counted
+        })
+    };
+    let mut counted: Vec<u64> = join_all((0..6).map(worker)).await.into_iter().flat_map(Result::unwrap).collect();
+    let all = counted.len();
+    counted.sort_unstable();
+    counted.dedup();
+    assert_eq!(all, counted.len());
+    assert!(all > 100, "{all}");
 }
