@@ -125,6 +125,7 @@ async fn sixty_thousand_new_clicks_are_new() {
 #[tokio::test]
 #[ignore = "minutes, and two gigabytes of memory"]
 async fn ten_million_new_clicks_are_new() {
+    #[expect(clippy::disallowed_methods, reason = "how much to do is a setting of the test")]
     let clicks = std::env::var("ONEJOB_DEDUP_IDS").map_or(LONG, |ids| ids.parse().expect("a number"));
     compare(clicks).await;
 }
