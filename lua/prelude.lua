@@ -21,6 +21,15 @@ local CERTIFICATES_MAX = 8   -- certificates of one route and provider that are 
 local CERTIFICATE_EVENTS_MAX = 64   -- the last words on them
 local CERTIFICATE_CALLS_MAX = 16   -- the last calls that changed how they stand
 local CERTIFICATE_KEEP_MS = 2592000000   -- how long a certificate is known after it has expired: thirty days
+local DEDUP_ID_BYTES = 32   -- one id of a stream: 24 binary digits that choose its bucket, and the 8 bytes that are stored
+local DEDUP_BITS_MAX = 24   -- binary digits of an id
+local DEDUP_HASH_BITS = 12   -- the last digits name a bucket in a HASH, those before them the HASH: small enough to vanish at once
+local DEDUP_BUCKET_IDS = 40   -- ids that a bucket has on average at the end of its slice: at most so many, at least half of it
+local DEDUP_FULL_IDS = 80   -- with more on average the slice is cut short, and another one begins that has more buckets
+local DEDUP_SLICES_MAX = 8   -- slices that are looked at; with so many none is cut short
+local DEDUP_GROWTH_MAX = 16   -- a slice that follows one cut short is made for so many times its ids at most
+local DEDUP_LAPSED_MAX = 2000   -- lapsed claims that one call takes away: more than one makes
+local DEDUP_MARGIN_MS = 1000   -- what is stored outlives the window by so much
 local GUARD_LIFE_MS = 172800000   -- how long what is known of a provider outlives its last change: longer than any breaker is open
 
 -- The record of a job.
@@ -46,6 +55,8 @@ local B = {
   state = 1, generation = 2, run = 3, until_ms = 4, open_ms = 5, probe = 6, probe_lease_ms = 7, seen_ms = 8, slice = 9,
   calls = 10, failures = 11,
 }
+-- One slice of a stream, in one shard.
+local S = { begin_ms = 1, end_ms = 2, bits = 3, ids = 4 }
 -- One event: { at_ms, event, attempt, actor, detail }.
 
 -- A packed record keeps times as ms since created_ms, plus one (short numbers, and 0 stays "none"), and words as their place here.
@@ -480,4 +491,193 @@ local function certificate_event(events, now, event, id, by, reason)
   if #events > CERTIFICATE_EVENTS_MAX then
     table.remove(events, 1)
   end
+end
+
+-- A slice of a stream that is made for so many ids.
+local function dedup_slice(begin_ms, end_ms, ids)
+  local bits = 0
+  while bits < DEDUP_BITS_MAX and ids > DEDUP_BUCKET_IDS * 2 ^ bits do
+    bits = bits + 1
+  end
+  return { begin_ms, end_ms, bits, 0 }
+end
+
+-- The slices in which an id of the window may be, the running one last, and how long what is written now must live. `shard` is what
+-- is known of the stream in this shard: { what is added to Redis' clock, slices }.
+local function dedup_slices(shard, now, window, slice_ms, expected)
+  local slices = shard[2]
+  local running = slices[#slices]
+  if not running then
+    running = dedup_slice(now, now + slice_ms, expected)
+    slices[1] = running
+  end
+  if now + shard[1] < running[S.begin_ms] - slice_ms then
+    -- Redis' clock was set back by more than a slice, and this one would not end in time: from here on its time is told on.
+    shard[1] = running[S.begin_ms] - now
+  end
+  local told = now + shard[1]
+  local at, ends = math.max(told, running[S.begin_ms]), running[S.end_ms]
+  local passed = at - running[S.begin_ms]
+  if at >= ends then
+    local begins = ends + math.floor((at - ends) / slice_ms) * slice_ms
+    local ids = running[S.ids] * slice_ms / (ends - running[S.begin_ms])
+    running = dedup_slice(begins, begins + slice_ms, ids)
+    slices[#slices + 1] = running
+  elseif running[S.ids] > DEDUP_FULL_IDS * 2 ^ running[S.bits] and passed > 0 and #slices < DEDUP_SLICES_MAX then
+    running[S.end_ms] = at
+    local ids = running[S.ids] * math.min((ends - at) / passed, DEDUP_GROWTH_MAX)
+    running = dedup_slice(at, ends, ids)
+    slices[#slices + 1] = running
+  end
+  while slices[1][S.end_ms] <= at - window do
+    table.remove(slices, 1)
+  end
+  return slices, running[S.end_ms] - told + window + DEDUP_MARGIN_MS
+end
+
+-- Sorts ids into buckets: for each HASH the end of its name, its fields, and of each field the number of its first id. The ids must
+-- be in order, or two ids of one bucket could overwrite each other.
+local function dedup_groups(ids, bits)
+  local sub = string.sub
+  local prefix = math.max(0, bits - DEDUP_HASH_BITS)
+  local groups, group, name, last, number = {}, nil, nil, nil, 0
+  for at = 1, #ids, DEDUP_ID_BYTES do
+    number = number + 1
+    local of, field = sub(ids, at, at + prefix - 1), sub(ids, at + prefix, at + bits - 1)
+    if of ~= name or field ~= last then
+      if name and (of < name or (of == name and field < last)) then
+        fault('BADARG', 'the ids are not in order')
+      end
+      if of ~= name then
+        group = { of, {}, {} }
+        groups[#groups + 1] = group
+      end
+      group[2][#group[2] + 1], group[3][#group[3] + 1] = field, number
+      name, last = of, field
+    end
+  end
+  for g = 1, #groups do
+    local following = groups[g + 1]
+    local first = groups[g][3]
+    first[#first + 1] = following and following[3][1] or number + 1
+  end
+  return groups
+end
+
+-- Where an id stands in a bucket, if it does.
+local function dedup_find(bucket, id)
+  local at = string.find(bucket, id, 1, true)
+  while at and at % 8 ~= 1 do
+    at = string.find(bucket, id, at + 1, true)
+  end
+  return at
+end
+
+-- Marks in `seen` the ids that are in a slice. With `written` it adds the others to it, and what it changes is put there as it was.
+local function dedup_visit(base, slice, groups, stored, seen, ttl, written)
+  base = base .. ':' .. text(slice[S.begin_ms]) .. ':'
+  for g = 1, #groups do
+    local group = groups[g]
+    local key, fields, first = base .. group[1], group[2], group[3]
+    local buckets = redis.call('HMGET', key, unpack(fields))
+    local changed, is_new = {}, true
+    for f = 1, #fields do
+      local bucket = buckets[f]
+      is_new = is_new and not bucket
+      bucket = bucket or ''
+      local before = #bucket
+      for n = first[f], first[f + 1] - 1 do
+        if not seen[n] then
+          local id = stored[n]
+          if before > 0 and dedup_find(bucket, id) then
+            seen[n] = true
+          elseif written then
+            bucket = bucket .. id
+          end
+        end
+      end
+      if #bucket > before then
+        changed[#changed + 1], changed[#changed + 2] = fields[f], bucket
+      end
+    end
+    if #changed > 0 then
+      written[#written + 1] = { key, fields, buckets }
+      redis.call('HSET', key, unpack(changed))
+      if is_new then
+        redis.call('PEXPIRE', key, text(ttl))
+      end
+    end
+  end
+end
+
+-- Looks for ids in every slice, the running one last, and says which were seen. With `written` those that were not are added.
+local function dedup_ids(base, slices, ids, seen, ttl, written)
+  local stored, plans = {}, {}
+  for at = DEDUP_BITS_MAX + 1, #ids, DEDUP_ID_BYTES do
+    stored[#stored + 1] = string.sub(ids, at, at + 7)
+  end
+  for s = 1, #slices do
+    local slice = slices[s]
+    local bits = slice[S.bits]
+    plans[bits] = plans[bits] or dedup_groups(ids, bits)
+    dedup_visit(base, slice, plans[bits], stored, seen, ttl, s == #slices and written or nil)
+  end
+end
+
+-- Takes back what a call has written that cannot be completed: the same call again must find what it found.
+local function dedup_undo(written)
+  for w = #written, 1, -1 do
+    local key, fields, buckets = unpack(written[w])
+    for f = 1, #fields do
+      if buckets[f] then
+        redis.pcall('HSET', key, fields[f], buckets[f])
+      else
+        redis.pcall('HDEL', key, fields[f])
+      end
+    end
+  end
+end
+
+-- Remembers the ids that are not in `seen`, with the verdicts, and does what else belongs to it; or takes all of it back.
+local function dedup_remember(base, told, fingerprint, now, window, slice_ms, expected, keep, ids, seen, also)
+  local packed = redis.call('GET', base)
+  local shard = packed and cmsgpack.unpack(packed) or { 0, {} }
+  local slices, ttl = dedup_slices(shard, now, window, slice_ms, expected)
+  local written, verdicts = {}, {}
+  local done, problem = pcall(function()
+    dedup_ids(base, slices, ids, seen, ttl, written)
+    local new = 0
+    for n = 1, #ids / DEDUP_ID_BYTES do
+      verdicts[n] = seen[n] and '0' or '1'
+      new = new + (seen[n] and 0 or 1)
+    end
+    verdicts = table.concat(verdicts)
+    local running = slices[#slices]
+    running[S.ids] = running[S.ids] + new
+    redis.call('SET', base, cmsgpack.pack(shard), 'PX', text(ttl))
+    redis.call('SET', told, fingerprint .. verdicts, 'PX', text(keep))
+    if also then
+      also()
+    end
+  end)
+  if not done then
+    redis.pcall('DEL', told)
+    dedup_undo(written)
+    error(problem)
+  end
+  return verdicts
+end
+
+-- The ids one by one, and whose claim of each stands.
+local function dedup_holders(claims, ids, now)
+  local records = {}
+  for at = 1, #ids, DEDUP_ID_BYTES do
+    records[#records + 1] = string.sub(ids, at, at + DEDUP_ID_BYTES - 1)
+  end
+  local holders = redis.call('HMGET', claims, unpack(records))
+  for n = 1, #records do
+    local holder = holders[n]
+    holders[n] = holder and tonumber(string.sub(holder, 17)) > now and string.sub(holder, 1, 16)
+  end
+  return records, holders
 end

@@ -39,6 +39,7 @@
 
 pub mod attempt;
 pub mod config;
+pub mod dedup;
 pub mod error;
 pub mod failpoint;
 pub mod fingerprint;

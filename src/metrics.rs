@@ -44,6 +44,10 @@ pub const COMMITS: &str = "onejob_commits_total";
 /// Writes that Redis had acknowledged to this gateway and lost: `job`, `attempt`, `ending`; `stream`, a failover to a server that
 /// says itself that it has not all of it.
 pub const WRITES_LOST: &str = "onejob_writes_lost_total";
+/// Verdicts on clicks by stream and verdict: `first`, `duplicate`; of claims `claimed`, `held`; of commits `committed`, `lost`.
+pub const DEDUP_IDS: &str = "onejob_dedup_ids_total";
+/// Batches of clicks by stream and by how they ended: `answered`, `unanswered` in part or as a whole, `conflict` of their tokens.
+pub const DEDUP_BATCHES: &str = "onejob_dedup_batches_total";
 /// A job's time on this gateway besides its calls to providers and the delays between them.
 pub const OVERHEAD_SECONDS: &str = "onejob_overhead_seconds";
 /// Jobs of other gateways that this one went on with.
@@ -133,7 +137,13 @@ const SCRIPTS: &[&str] = &[
     "extend_ask",
     "issue_certificate",
     "mark_certificate",
+    "dedup_batch",
+    "dedup_claim",
+    "dedup_commit",
+    "dedup_release",
 ];
+const CLICKS_ARE: &[&str] = &["first", "duplicate", "claimed", "held", "committed", "lost"];
+const BATCHES_AS: &[&str] = &["answered", "unanswered", "conflict"];
 const ERROR_CLASSES: &[&str] = &["not_executed", "ambiguous", "not_durable", "fatal"];
 const LOST: &[&str] = &["job", "attempt", "ending", "stream"];
 const COMMITS_AS: &[&str] = &["durable", "short", "error"];
@@ -204,6 +214,8 @@ pub enum Values {
     Providers,
     /// The name of a route.
     Routes,
+    /// The name of a stream of clicks.
+    Streams,
 }
 
 impl Metric {
@@ -227,6 +239,8 @@ impl Metric {
                 Values::Words(words) => words,
                 Values::Providers => providers,
                 Values::Routes => routes,
+                // They are declared by whoever asks.
+                Values::Streams => &[],
             };
             let longer = |shorter: &Vec<metrics::Label>| {
                 let of = |value: &&str| [&shorter[..], &[metrics::Label::new(*label, (*value).to_owned())]].concat();
@@ -250,7 +264,7 @@ impl Metric {
 }
 
 /// Every metric, for dashboards and tests, in the order of their names above.
-pub const ALL: [Metric; 42] = [
+pub const ALL: [Metric; 44] = [
     Metric::counter(SUBMITS, "Submits by result.", &[("result", Values::Words(SUBMIT_RESULTS))]),
     Metric::counter(
         ATTEMPTS,
@@ -282,6 +296,16 @@ pub const ALL: [Metric; 42] = [
     Metric::counter(STORE_ERRORS, "Errors of the store by class.", &[("class", Values::Words(ERROR_CLASSES))]),
     Metric::counter(COMMITS, "Batches of calls that must be durable, by outcome.", &[("outcome", Values::Words(COMMITS_AS))]),
     Metric::counter(WRITES_LOST, "Writes that Redis had acknowledged and lost.", &[("what", Values::Words(LOST))]),
+    Metric::counter(
+        DEDUP_IDS,
+        "Verdicts on clicks by stream.",
+        &[("stream", Values::Streams), ("verdict", Values::Words(CLICKS_ARE))],
+    ),
+    Metric::counter(
+        DEDUP_BATCHES,
+        "Batches of clicks by stream and by how they ended.",
+        &[("stream", Values::Streams), ("outcome", Values::Words(BATCHES_AS))],
+    ),
     Metric::histogram(
         OVERHEAD_SECONDS,
         "A job's time on a gateway besides its calls to providers and the delays between them.",
@@ -463,6 +487,14 @@ pub(crate) fn commit(outcome: &'static str) {
 pub(crate) fn write_lost(what: &'static str) {
     debug_assert!(LOST.contains(&what), "{what}");
     counter!(WRITES_LOST, "what" => what).increment(1);
+}
+
+pub(crate) fn dedup_ids(stream: &str, verdict: &'static str, ids: u64) {
+    counter!(DEDUP_IDS, "stream" => stream.to_owned(), "verdict" => verdict).increment(ids);
+}
+
+pub(crate) fn dedup_batch(stream: &str, outcome: &'static str) {
+    counter!(DEDUP_BATCHES, "stream" => stream.to_owned(), "outcome" => outcome).increment(1);
 }
 
 pub(crate) fn overhead(took: Duration) {

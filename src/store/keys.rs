@@ -86,6 +86,26 @@ impl Keys {
         format!("{}:certificates", self.prefix)
     }
 
+    /// What is known of a stream of clicks in one shard: STRING. A stream's name is one of the configuration's.
+    pub(crate) fn dedup_shard(&self, stream: &str, shard: u16) -> String {
+        format!("{}:dedup:{{{stream}/{shard:02x}}}", self.prefix)
+    }
+
+    /// What a batch of clicks was told: STRING.
+    pub(crate) fn dedup_verdicts(&self, stream: &str, shard: u16, token: &str) -> String {
+        format!("{}:v:{token}", self.dedup_shard(stream, shard))
+    }
+
+    /// Who has claimed which clicks: HASH.
+    pub(crate) fn dedup_claims(&self, stream: &str, shard: u16) -> String {
+        format!("{}:c", self.dedup_shard(stream, shard))
+    }
+
+    /// When the claims of clicks lapse: ZSET.
+    pub(crate) fn dedup_lapses(&self, stream: &str, shard: u16) -> String {
+        format!("{}:l", self.dedup_shard(stream, shard))
+    }
+
     /// The schema, and which store this is: HASH.
     pub(crate) fn meta(&self) -> String {
         format!("{}:meta", self.prefix)
@@ -148,6 +168,8 @@ mod tests {
         same("laser", &[keys.guard("laser"), keys.permits("laser")]);
         same("0f", &[keys.due(15), keys.due_turn(15), keys.unknown(15), keys.done(15)]);
         same("pair", &[keys.certificates("pair"), keys.renewal("pair")]);
+        same("clicks/0a", &[keys.dedup_shard("clicks", 10), keys.dedup_verdicts("clicks", 10, "00ff")]);
+        same("clicks/0a", &[keys.dedup_claims("clicks", 10), keys.dedup_lapses("clicks", 10)]);
         same("canary7", &[keys.canary("7"), keys.due_canary("7")]);
     }
 }

@@ -51,6 +51,10 @@ scripts! {
     ExtendAsk "extend_ask",
     IssueCertificate "issue_certificate",
     MarkCertificate "mark_certificate",
+    DedupBatch "dedup_batch",
+    DedupClaim "dedup_claim",
+    DedupCommit "dedup_commit",
+    DedupRelease "dedup_release",
 }
 
 struct Composed {

@@ -116,7 +116,7 @@ fn problems_of(query: &str, met: &mut BTreeSet<&'static str>) -> Vec<String> {
                     let strange = words.split('|').filter(|word| !known.contains(word));
                     problems.extend(strange.map(|word| format!("{series} has no {label}={word:?}")));
                 }
-                Some(Values::Providers | Values::Routes) => {}
+                Some(Values::Providers | Values::Routes | Values::Streams) => {}
                 None if matches!(label, "job" | "instance") => {}
                 None => problems.push(format!("{series} has no label {label}")),
             }

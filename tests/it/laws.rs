@@ -227,6 +227,11 @@ async fn replies_echo_script_and_caller() {
             Script::ExtendAsk => &[token, b"1"],
             Script::IssueCertificate => &[token, &[b'a'; 32], b"{}", b"ada", b"1", b"", b"0"],
             Script::MarkCertificate => &[token, b"", b"revoked", b"ada", b"why"],
+            Script::DedupBatch => &[token, &[1; 16], b"1000", b"1000", b"1", b"1000", &[b'0'; 32]],
+            Script::DedupClaim | Script::DedupCommit => {
+                &[token, &[1; 16], b"1000", b"1000", b"1", b"1000", &[3; 16], &[b'0'; 32]]
+            }
+            Script::DedupRelease => &[token, &[3; 16], &[b'0'; 32]],
         };
         list.to_vec()
     };
@@ -237,9 +242,19 @@ async fn replies_echo_script_and_caller() {
                 Script::AdmitCall | Script::ReportCall => "oj:guard:{laser}".to_owned(),
                 Script::IssueCertificate | Script::MarkCertificate => "oj:certificate:{0}".to_owned(),
                 Script::ExtendPermits => "oj:permits:{laser}".to_owned(),
+                Script::DedupBatch | Script::DedupClaim | Script::DedupCommit | Script::DedupRelease => {
+                    "oj:dedup:{clicks/00}".to_owned()
+                }
                 _ => key,
             };
-            let reply = redis.eval(*script, &key, &arguments(*script)).await.expect("a reply");
+            let [verdicts, claims, lapses] = ["v:0", "c", "l"].map(|of| format!("{key}:{of}"));
+            let keys: &[&str] = match script {
+                Script::DedupBatch => &[&key, &verdicts],
+                Script::DedupClaim | Script::DedupCommit => &[&key, &verdicts, &claims, &lapses],
+                Script::DedupRelease => &[&claims, &lapses],
+                _ => &[&key],
+            };
+            let reply = redis.eval(*script, keys, &arguments(*script)).await.expect("a reply");
             assert_eq!(reply[1], script.name().as_bytes());
             assert_eq!(reply[2], token, "{}", script.name());
         }

@@ -18,6 +18,8 @@ mod cli;
 mod cluster;
 mod config;
 mod dashboards;
+mod dedup;
+mod dedup_bench;
 mod duplicates;
 mod durability;
 mod fleet;

@@ -17,7 +17,8 @@ const HEADER_SECTIONS: [&str; 5] = ["KEYS", "ARGV", "REPLY", "WRITES", "COST"];
 /// The flags that Redis knows, of those that we use.
 const SCRIPT_FLAGS: [&str; 2] = ["no-writes", "allow-oom"];
 /// The tables of positions in the prelude, and what each is of.
-const POSITIONS: [(&str, &str); 4] = [("P", "the record"), ("L", "the rules"), ("A", "an attempt"), ("B", "a breaker")];
+const POSITIONS: [(&str, &str); 5] =
+    [("P", "the record"), ("L", "the rules"), ("A", "an attempt"), ("B", "a breaker"), ("S", "a slice")];
 /// The longest line, as in rustfmt.toml, with room for what cannot be broken.
 const LINE_CHARS_MAX: usize = 135;
 

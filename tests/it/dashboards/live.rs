@@ -203,7 +203,8 @@ async fn every_panel_has_data_from_a_fresh_gateway_under_an_ordinary_load() {
     let variables = variables(&board, &prometheus).await;
     let queries = queries(&board);
     let mut empty = Vec::new();
-    for (panel, query) in &queries {
+    // Clicks are no part of the load: no stream of them has a series.
+    for (panel, query) in queries.iter().filter(|(_, query)| !query.contains("by (stream, ")) {
         let query = variables.iter().fold((*query).to_owned(), |query, (name, value)| query.replace(name, value));
         assert!(!query.contains('$'), "{panel}: {query}");
         let has_data = async || prometheus.values(&query).await.iter().any(|(_, value)| !value.is_nan());
@@ -324,8 +325,13 @@ async fn a_scrape_is_accepted_by_every_parser_and_is_what_the_list_says() {
             onejob::metrics::Values::Words(words) => words.len(),
             onejob::metrics::Values::Providers => 4,
             onejob::metrics::Values::Routes => 5,
+            onejob::metrics::Values::Streams => 0,
         };
         let series: usize = metric.labels.iter().map(|(_, of)| values(of)).product();
+        // Nobody asks this gateway about clicks.
+        if series == 0 {
+            continue;
+        }
         expected.insert(metric.name.trim_end_matches("_total"), format!("{kind} {}", series * each));
     }
     let found: BTreeMap<&str, String> = found.into_iter().map(|(name, rest)| (name, rest.to_owned())).collect();

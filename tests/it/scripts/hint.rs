@@ -21,7 +21,7 @@ async fn settle(redis: &Redis, given: &Given, seen_ms: u64, due_ms: u64) -> Stri
     let identity = given.id.identity();
     let arguments = [identity.to_string(), seen_ms.to_string(), due_ms.to_string()];
     let arguments: Vec<&[u8]> = arguments.iter().map(String::as_bytes).collect();
-    let reply = redis.eval(Script::SettleHint, &due_key(identity), &arguments).await.unwrap();
+    let reply = redis.eval(Script::SettleHint, &[&due_key(identity)], &arguments).await.unwrap();
     String::from_utf8(reply[0].clone()).unwrap()
 }
 

@@ -3,6 +3,7 @@
 mod ask;
 mod begin;
 mod cancel;
+mod dedup;
 mod extend;
 mod finish;
 mod hint;

@@ -113,7 +113,7 @@ async fn a_note_in_other_words_is_a_callers_bug() {
     let (job, token) = (given.id.as_bytes(), *given.token(1).as_bytes());
     for (event, actor, what) in [("resolved", "ada", "event must be"), ("replayed", "", "an event has an actor")] {
         let arguments: [&[u8]; 8] = [job, b"1", &token, b"", b"", event.as_bytes(), actor.as_bytes(), b""];
-        let error = redis.eval(Script::NoteAttempt, &given.key(), &arguments).await.expect_err("a refusal");
+        let error = redis.eval(Script::NoteAttempt, &[&given.key()], &arguments).await.expect_err("a refusal");
         assert!(error.to_string().contains(what), "{error}");
     }
 }

@@ -39,7 +39,7 @@ async fn no_job_nothing_to_read() {
 async fn a_person_reads_names_and_values_and_no_bytes_of_bodies() {
     let redis = Redis::start().await;
     let given = redis.given_unknown().await;
-    let reply = redis.eval(Script::ReadJob, &given.key(), &[b"names"]).await.unwrap();
+    let reply = redis.eval(Script::ReadJob, &[&given.key()], &[b"names"]).await.unwrap();
     let words: Vec<String> = reply.into_iter().map(|word| String::from_utf8(word).expect("text for a person")).collect();
     assert_eq!(words[..3], ["found", "read_job", ""]);
     let value = |name: &str| {
@@ -63,7 +63,7 @@ async fn a_person_can_read_a_job_with_many_attempts() {
     let redis = Redis::start().await;
     let given = redis.given_unknown().await;
     given.rewrite("for number = 2, 500 do record[P.attempts][number] = { unpack(record[P.attempts][1]) } end").await;
-    let reply = redis.eval(Script::ReadJob, &given.key(), &[b"names"]).await.unwrap();
+    let reply = redis.eval(Script::ReadJob, &[&given.key()], &[b"names"]).await.unwrap();
     let last = format!("attempt.{ATTEMPTS}.state");
     assert!(reply.iter().any(|word| word == last.as_bytes()), "{} words", reply.len());
 }

@@ -261,9 +261,9 @@ async fn arguments_that_make_no_job_are_refused() {
     for (position, value) in bad {
         let mut arguments = good;
         arguments[position - 1] = value;
-        let error = redis.eval(Script::SubmitJob, "oj:{key}", &arguments).await.expect_err("a refusal");
+        let error = redis.eval(Script::SubmitJob, &["oj:{key}"], &arguments).await.expect_err("a refusal");
         assert_eq!(error.code(), Some("BADARG"), "ARGV[{position}]: {error}");
         assert_eq!(redis.keys().await, Vec::<String>::new(), "ARGV[{position}]");
     }
-    redis.eval(Script::SubmitJob, "oj:{key}", &good).await.expect("a job");
+    redis.eval(Script::SubmitJob, &["oj:{key}"], &good).await.expect("a job");
 }

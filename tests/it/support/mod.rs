@@ -160,9 +160,9 @@ impl Redis {
     }
 
     /// Runs one script with raw arguments.
-    pub async fn eval(&self, script: Script, key: &str, arguments: &[&[u8]]) -> Result<Vec<Vec<u8>>, RedisError> {
+    pub async fn eval(&self, script: Script, keys: &[&str], arguments: &[&[u8]]) -> Result<Vec<Vec<u8>>, RedisError> {
         let mut command = redis::cmd("EVAL");
-        command.arg(script.code()).arg(1).arg(key);
+        command.arg(script.code()).arg(keys.len()).arg(keys);
         for argument in arguments {
             command.arg(*argument);
         }

@@ -166,9 +166,9 @@ fn given(call: &str, place: usize) -> BTreeSet<String> {
     found
 }
 
-/// One method of `src/store/`'s transitions, protection or certificates, named as its script.
+/// One method of `src/store/`'s transitions, protection, certificates or dedup, named as its script.
 fn method(script: &Script) -> String {
-    let methods = ["src/store/transitions.rs", "src/store/protection.rs", "src/store/certificates.rs"]
+    let methods = ["src/store/transitions.rs", "src/store/protection.rs", "src/store/certificates.rs", "src/store/dedup.rs"]
         .map(|path| read(&root().join(path)))
         .concat();
     let body = between(&methods, &format!("pub async fn {}(", script.name), "\n    }\n");
@@ -202,6 +202,11 @@ fn the_record_has_the_same_fields_in_lua_in_rust_and_in_the_protocol() {
 #[test]
 fn a_breaker_has_the_same_fields_in_lua_and_in_the_protocol() {
     assert_eq!(positions("B").into_values().collect::<Vec<_>>(), listed("Breaker:"));
+}
+
+#[test]
+fn a_slice_has_the_same_fields_in_lua_and_in_the_protocol() {
+    assert_eq!(positions("S").into_values().collect::<Vec<_>>(), listed("Slice:"));
 }
 
 #[test]

@@ -1,0 +1,447 @@
+//! Clicks: is this one new? For volumes where a job for each is too much.
+//!
+//! A [`Stream`] declares what makes two clicks the same and for how long that is remembered; [`Dedup`] asks, a batch at a time. A
+//! click is `first` once, whoever asks, and `duplicate` from then on for a window at least. What a batch was told is kept for a
+//! while, so that the same batch sent again, after a lost reply or by a client that tries again, is told the same.
+//!
+//! Deliberately not here: a click's payload, its job, its order. The guarantee, its bound and the sizing are `docs/DEDUP.md`; what
+//! stands in Redis is `docs/PROTOCOL.md`.
+
+mod id;
+mod split;
+mod stream;
+
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt as _, stream as futures};
+use uuid::Uuid;
+
+pub use id::{ClickId, FIELD_BYTES_MAX, FieldError, FieldValue};
+pub use split::CALL_IDS_MAX;
+pub use stream::{
+    STREAM_FIELDS_MAX, STREAM_NAME_BYTES_MAX, STREAM_SHARDS_MAX, STREAM_SLICES_MAX, STREAM_WINDOW_MAX, Stream, StreamError,
+};
+
+use crate::error::{Refusal, StoreError};
+use crate::fingerprint::{HalfBytes, second_half, sha256};
+use crate::metrics;
+use crate::store::{DedupBatch, Deduplicated, Store};
+use split::{Part, Purpose, Split, split};
+
+/// Ids of one batch. A caller with more makes several.
+pub const BATCH_IDS_MAX: usize = 10_000;
+/// Calls of one batch that are under way at once.
+const CALLS_AT_ONCE_MAX: usize = 32;
+/// How long a batch is tried, unless its caller says otherwise.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The pause before a call is made again; doubles.
+const TRY_PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause.
+const TRY_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// What a batch is called, so that it is known when it is sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BatchToken(HalfBytes);
+
+impl BatchToken {
+    /// One that nobody has.
+    pub fn random() -> Self {
+        BatchToken(*Uuid::new_v4().as_bytes())
+    }
+
+    /// From the caller's own name for the batch: a file and an offset, a message's id, a header of a request.
+    pub fn named(name: &str) -> Self {
+        BatchToken(second_half(&sha256(name.as_bytes())))
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &HalfBytes {
+        &self.0
+    }
+
+    fn of_part(self, purpose: Purpose, shard: u16, number: usize) -> Self {
+        let number = u32::try_from(number).expect("a batch is bounded far below");
+        let bytes = [&self.0[..], purpose.as_str().as_bytes(), &shard.to_be_bytes(), &number.to_be_bytes()].concat();
+        BatchToken(second_half(&sha256(&bytes)))
+    }
+}
+
+/// What a click is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// Seen for the first time within the window: it counts.
+    First,
+    /// It has been seen.
+    Duplicate,
+}
+
+/// What became of a click that somebody wants to claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Claimed {
+    /// It is new, and kept from everybody else for the lease: write it down, then commit it.
+    First,
+    /// It has been seen.
+    Duplicate,
+    /// Somebody else has claimed it and may yet die: whether it counts is not known before that claim is committed or lapses.
+    Held,
+}
+
+/// What became of a click that was claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Committed {
+    /// It is remembered, once and for this claim.
+    Committed,
+    /// The claim had lapsed, or never was, and somebody else has claimed or counted it: what was written down does not count.
+    Lost,
+}
+
+/// A verdict, and how it is asked for: a byte for each id of a reply.
+trait Told: Copy + Send {
+    const PURPOSE: Purpose;
+    /// The call that brings such verdicts.
+    fn ask(
+        store: &Store,
+        batch: &DedupBatch<'_>,
+        token: BatchToken,
+    ) -> impl Future<Output = Result<Deduplicated, StoreError>> + Send;
+    /// What an id is that stands in its batch before, with what that one is.
+    fn repeated(first: Self) -> Self;
+    fn read(byte: u8) -> Option<Self>;
+    fn as_str(self) -> &'static str;
+}
+
+impl Told for Verdict {
+    const PURPOSE: Purpose = Purpose::Check;
+
+    async fn ask(store: &Store, batch: &DedupBatch<'_>, _: BatchToken) -> Result<Deduplicated, StoreError> {
+        store.dedup_batch(batch).await
+    }
+
+    fn repeated(_: Self) -> Self {
+        Verdict::Duplicate
+    }
+
+    fn read(byte: u8) -> Option<Self> {
+        match byte {
+            b'1' => Some(Verdict::First),
+            b'0' => Some(Verdict::Duplicate),
+            _ => None,
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Verdict::First => "first",
+            Verdict::Duplicate => "duplicate",
+        }
+    }
+}
+
+impl Told for Claimed {
+    const PURPOSE: Purpose = Purpose::Claim;
+
+    async fn ask(store: &Store, batch: &DedupBatch<'_>, token: BatchToken) -> Result<Deduplicated, StoreError> {
+        store.dedup_claim(batch, token.as_bytes()).await
+    }
+
+    fn repeated(first: Self) -> Self {
+        match first {
+            Claimed::First | Claimed::Duplicate => Claimed::Duplicate,
+            Claimed::Held => Claimed::Held,
+        }
+    }
+
+    fn read(byte: u8) -> Option<Self> {
+        match byte {
+            b'1' => Some(Claimed::First),
+            b'0' => Some(Claimed::Duplicate),
+            b'2' => Some(Claimed::Held),
+            _ => None,
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Claimed::First => "claimed",
+            Claimed::Duplicate => "duplicate",
+            Claimed::Held => "held",
+        }
+    }
+}
+
+impl Told for Committed {
+    const PURPOSE: Purpose = Purpose::Commit;
+
+    async fn ask(store: &Store, batch: &DedupBatch<'_>, token: BatchToken) -> Result<Deduplicated, StoreError> {
+        store.dedup_commit(batch, token.as_bytes()).await
+    }
+
+    fn repeated(first: Self) -> Self {
+        first
+    }
+
+    fn read(byte: u8) -> Option<Self> {
+        match byte {
+            b'1' => Some(Committed::Committed),
+            b'0' => Some(Committed::Lost),
+            _ => None,
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Committed::Committed => "committed",
+            Committed::Lost => "lost",
+        }
+    }
+}
+
+/// Why a batch has no verdicts, or not all.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DedupError<V = Verdict> {
+    /// More ids than [`BATCH_IDS_MAX`]. Nothing was asked.
+    #[error("the batch has {ids} ids, of {BATCH_IDS_MAX} at most")]
+    TooMany {
+        /// How many.
+        ids: usize,
+    },
+    /// The token is that of a batch with other ids. Where that batch had none in a shard, the ids of this one are remembered there.
+    #[error("the token is that of a batch with other ids")]
+    Conflict,
+    /// Some ids have no verdict. Send the whole batch again, with the same token: those that have one are told the same.
+    #[error("{unanswered} of {} ids have no verdict: {error}", verdicts.len())]
+    Unanswered {
+        /// What is known, in the order of the ids.
+        verdicts: Vec<Option<V>>,
+        /// How many have none.
+        unanswered: usize,
+        /// What the store said last, of one of them.
+        error: StoreError,
+    },
+}
+
+/// Asks what of a stream is new. Cheap to clone.
+#[derive(Clone)]
+pub struct Dedup {
+    store: Store,
+    stream: Stream,
+    patience: Duration,
+}
+
+impl Dedup {
+    /// For a stream, in a store. What must be durable there before it is told is so here too.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with the stream.
+    pub fn new(store: &Store, stream: Stream) -> Result<Self, StreamError> {
+        stream.check()?;
+        Ok(Dedup { store: store.committing(), stream, patience: PATIENCE })
+    }
+
+    /// The same, with batches that are tried for so long.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Dedup { patience, ..self }
+    }
+
+    /// The stream.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Says of each id of a batch whether it is seen for the first time, in the order of the ids. Of ids that are in it several times
+    /// the one that comes first counts.
+    ///
+    /// The same batch with the same token is told the same for as long as [`Stream::keep`] says, whatever became of the first reply.
+    /// A lost reply is asked for again within a deadline.
+    ///
+    /// # Errors
+    /// [`DedupError::Unanswered`]: the same batch again, with the same token.
+    ///
+    /// # Cancel safety
+    /// A batch whose future is dropped may be remembered in part. Send it again with the same token; without that, its clicks would
+    /// be duplicates.
+    pub async fn check(&self, ids: &[ClickId], token: BatchToken) -> Result<Vec<Verdict>, DedupError> {
+        self.ask_about(ids, token).await
+    }
+
+    /// Keeps the new ones of a batch from everybody else for [`Stream::lease`], without remembering them yet: for a caller that can
+    /// die between being told and having written a click down. Then [`Dedup::commit`], with the same token. A claim that is not
+    /// committed lapses, and the click counts for whoever comes next.
+    ///
+    /// Sent again within the lease it is told the same. A token that was released is not to be used again.
+    ///
+    /// # Errors
+    /// [`DedupError::Unanswered`]: the same batch again, with the same token; or nothing, and the claims lapse.
+    pub async fn claim(&self, ids: &[ClickId], token: BatchToken) -> Result<Vec<Claimed>, DedupError<Claimed>> {
+        self.ask_about(ids, token).await
+    }
+
+    /// Remembers ids that were claimed with this token, all that were `First` or a part of them, once for each token; and says which
+    /// are lost because their claim had lapsed and somebody else was faster. A claim that lapsed and that nobody missed is not lost.
+    ///
+    /// # Errors
+    /// [`DedupError::Unanswered`]: the same ids again, with the same token.
+    pub async fn commit(&self, ids: &[ClickId], token: BatchToken) -> Result<Vec<Committed>, DedupError<Committed>> {
+        self.ask_about(ids, token).await
+    }
+
+    /// Gives ids that were claimed with this token back at once. What is committed, or somebody else's, stays as it is.
+    ///
+    /// # Errors
+    /// Of the first call that failed: the same again; or nothing, and the claims lapse.
+    pub async fn release(&self, ids: &[ClickId], token: BatchToken) -> Result<(), StoreError> {
+        let Split { calls, fingerprint, .. } = split(ids, self.stream.shards, token, Purpose::Release);
+        let until = Instant::now() + self.patience;
+        let asked: Vec<_> = calls.iter().map(|part| self.give_back(part, &fingerprint, token, until)).collect();
+        let answers: Vec<Result<(), StoreError>> = futures::iter(asked).buffered(CALLS_AT_ONCE_MAX).collect().await;
+        answers.into_iter().collect()
+    }
+
+    async fn ask_about<V: Told>(&self, ids: &[ClickId], token: BatchToken) -> Result<Vec<V>, DedupError<V>> {
+        if ids.len() > BATCH_IDS_MAX {
+            return Err(DedupError::TooMany { ids: ids.len() });
+        }
+        let Split { calls, fingerprint, repeats } = split(ids, self.stream.shards, token, V::PURPOSE);
+        let until = Instant::now() + self.patience;
+        // Put together before the first of them waits: a closure that is kept meanwhile could not go to another thread.
+        let asked: Vec<_> = calls.iter().map(|part| self.ask(part, &fingerprint, token, until)).collect();
+        let answers: Vec<Result<Option<Vec<V>>, StoreError>> = futures::iter(asked).buffered(CALLS_AT_ONCE_MAX).collect().await;
+        let mut verdicts = vec![None; ids.len()];
+        let (mut failed, mut conflict) = (None, false);
+        for (part, answer) in calls.iter().zip(answers) {
+            match answer {
+                Ok(Some(told)) => {
+                    part.places.iter().zip(told).for_each(|(place, verdict)| verdicts[*place] = Some(verdict));
+                }
+                Ok(None) => conflict = true,
+                Err(error) => failed = Some(error),
+            }
+        }
+        for (place, first) in repeats {
+            verdicts[place] = verdicts[first].map(V::repeated);
+        }
+        if conflict {
+            metrics::dedup_batch(&self.stream.name, "conflict");
+            return Err(DedupError::Conflict);
+        }
+        self.count(&verdicts);
+        match failed {
+            None => {
+                metrics::dedup_batch(&self.stream.name, "answered");
+                Ok(verdicts.into_iter().flatten().collect())
+            }
+            Some(error) => {
+                metrics::dedup_batch(&self.stream.name, "unanswered");
+                let unanswered = verdicts.iter().filter(|verdict| verdict.is_none()).count();
+                Err(DedupError::Unanswered { verdicts, unanswered, error })
+            }
+        }
+    }
+
+    /// The verdicts on the ids of one call. `None` for a conflict.
+    async fn ask<V: Told>(
+        &self,
+        part: &Part,
+        fingerprint: &HalfBytes,
+        token: BatchToken,
+        until: Instant,
+    ) -> Result<Option<Vec<V>>, StoreError> {
+        let batch = self.batch(part, fingerprint, V::PURPOSE);
+        match self.patiently(until, || V::ask(&self.store, &batch, token)).await? {
+            Deduplicated::Checked { verdicts } | Deduplicated::Repeated { verdicts } => {
+                read(&verdicts, part.places.len()).map(Some)
+            }
+            Deduplicated::Conflict => Ok(None),
+        }
+    }
+
+    async fn give_back(&self, part: &Part, fingerprint: &HalfBytes, token: BatchToken, until: Instant) -> Result<(), StoreError> {
+        let batch = self.batch(part, fingerprint, Purpose::Release);
+        self.patiently(until, || self.store.dedup_release(&batch, token.as_bytes())).await
+    }
+
+    fn count<V: Told>(&self, verdicts: &[Option<V>]) {
+        let mut counts: Vec<(&'static str, u64)> = Vec::new();
+        for verdict in verdicts.iter().flatten() {
+            match counts.iter_mut().find(|(word, _)| *word == verdict.as_str()) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((verdict.as_str(), 1)),
+            }
+        }
+        for (word, count) in counts {
+            metrics::dedup_ids(&self.stream.name, word, count);
+        }
+    }
+
+    fn batch<'a>(&'a self, part: &'a Part, fingerprint: &'a HalfBytes, purpose: Purpose) -> DedupBatch<'a> {
+        let keep_ms = match purpose {
+            Purpose::Claim => self.stream.lease_ms(),
+            Purpose::Check | Purpose::Commit | Purpose::Release => self.stream.keep_ms(),
+        };
+        DedupBatch {
+            stream: &self.stream.name,
+            shard: part.shard,
+            token: part.token.as_bytes(),
+            fingerprint,
+            window_ms: self.stream.window_ms(),
+            slice_ms: self.stream.slice_ms(),
+            expected: self.stream.expected_in_slice(),
+            keep_ms,
+            ids: &part.ids,
+        }
+    }
+
+    /// Makes a call until it is answered, as long as there is time.
+    async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(
+        &self,
+        until: Instant,
+        call: impl Fn() -> F,
+    ) -> Result<T, StoreError> {
+        let mut pause = TRY_PAUSE;
+        loop {
+            let error = match call().await {
+                Ok(told) => return Ok(told),
+                Err(error) => error,
+            };
+            if !may_pass(&error) || Instant::now() + pause >= until {
+                return Err(error);
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(TRY_PAUSE_MAX);
+        }
+    }
+}
+
+/// Whether the same call may be answered a moment later. Memory and disk stay as full as they are.
+fn may_pass(error: &StoreError) -> bool {
+    match error {
+        StoreError::NotExecuted { code, .. } => match code {
+            Refusal::Connect | Refusal::Loading | Refusal::Busy | Refusal::Cluster | Refusal::ReadOnly => true,
+            Refusal::Oom | Refusal::NoReplicas | Refusal::Misconf => false,
+        },
+        StoreError::Ambiguous { .. } | StoreError::NotDurable { .. } => true,
+        StoreError::Fatal { .. } => false,
+    }
+}
+
+fn read<V: Told>(verdicts: &[u8], ids: usize) -> Result<Vec<V>, StoreError> {
+    let bad = || StoreError::fatal("BADREPLY", format!("{} verdicts on {ids} ids, or one that is not known", verdicts.len()));
+    if verdicts.len() != ids {
+        return Err(bad());
+    }
+    verdicts.iter().map(|byte| V::read(*byte).ok_or_else(bad)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_that_is_not_known_is_an_error_and_no_answer() {
+        assert_eq!(read::<Verdict>(b"10", 2).unwrap(), [Verdict::First, Verdict::Duplicate]);
+        for (verdicts, ids) in [(&b"10"[..], 3), (b"10", 1), (b"12", 2), (b"", 1)] {
+            assert!(read::<Verdict>(verdicts, ids).is_err(), "{verdicts:?} {ids}");
+        }
+    }
+}
