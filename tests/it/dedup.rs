@@ -82,7 +82,7 @@ async fn of_many_who_ask_at_once_one_is_told_first() {
 #[tokio::test]
 async fn lost_replies_change_no_verdict() {
     let directory = tempfile::tempdir().unwrap();
-    let redis = DurableRedis::start(directory.path()).await;
+    let redis = DurableRedis::start_with(directory.path(), &[]).await;
     let proxy = Proxy::start(redis.socket(), redis.announced());
     let patience = Duration::from_secs(2);
     let options = StoreOptions { connect_timeout: patience, response_timeout: patience, ..StoreOptions::new(&proxy.url()) };
@@ -107,7 +107,7 @@ async fn lost_replies_change_no_verdict() {
 #[tokio::test]
 async fn a_redis_that_was_killed_tells_the_same_batch_the_same() {
     let directory = tempfile::tempdir().unwrap();
-    let redis = DurableRedis::start(directory.path()).await;
+    let redis = DurableRedis::start_with(directory.path(), &[]).await;
     let options = StoreOptions { response_timeout: Duration::from_secs(2), ..StoreOptions::new(&redis.url()) };
     let (store, _) = Store::connect(options).await.unwrap();
     let dedup = Dedup::new(&store, stream(1)).unwrap().with_patience(Duration::from_secs(30));

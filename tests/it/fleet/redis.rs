@@ -31,13 +31,17 @@ pub struct DurableRedis {
 }
 
 impl DurableRedis {
+    /// A fleet's: a cluster, where the suite's are.
     pub async fn start(directory: &Path) -> DurableRedis {
-        Self::start_with(directory, &[]).await
+        Self::start_at(directory, as_cluster().then(free_ports), &[]).await
     }
 
-    /// Starts one with more arguments for `redis-server`.
+    /// A server of its own in every suite, with more arguments for `redis-server`.
     pub async fn start_with(directory: &Path, arguments: &[&str]) -> DurableRedis {
-        let ports = as_cluster().then(free_ports);
+        Self::start_at(directory, None, arguments).await
+    }
+
+    async fn start_at(directory: &Path, ports: Option<(String, String)>, arguments: &[&str]) -> DurableRedis {
         let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
         let redis = DurableRedis { directory: directory.to_owned(), ports, arguments, child: Mutex::new(None) };
         redis.run(&mut *redis.child.lock().await).await;

@@ -77,7 +77,7 @@ fn calls(submission: &Submission) -> Vec<Call> {
 
 async fn write(seed: Seed) -> Written {
     let directory = tempfile::tempdir().unwrap();
-    let redis = DurableRedis::start(directory.path()).await;
+    let redis = DurableRedis::start_with(directory.path(), &[]).await;
     let store = connect(&redis.url()).await;
     let token = AttemptToken::from_bytes([1; 16]);
     let submission = Submission { first: First::Running, token, ..Submission::new(&format!("file-{seed}")) };
@@ -119,7 +119,7 @@ impl Written {
             std::fs::copy(entry.path(), copy.path().join("appendonlydir").join(entry.file_name())).unwrap();
         }
         std::fs::OpenOptions::new().write(true).open(file(copy.path())).unwrap().set_len(at).unwrap();
-        let redis = DurableRedis::start(copy.path()).await;
+        let redis = DurableRedis::start_with(copy.path(), &[]).await;
         let identity = self.submission.identity();
         let key = format!("oj:{{{identity}}}");
         let packed: Option<Vec<u8>> = redis.ask(&["GET", &key]).await.unwrap();
