@@ -172,11 +172,13 @@ async fn a_job_outlasts_the_time_without_its_replica() {
     pair.replica.pause();
     alice.submit("print", "order-1", "1").await.problem(503, "not-durable");
     let identity = only_job(&pair.master).await;
+    let job = async || match gateway.runtime.store().read_job(identity).await.unwrap() {
+        onejob::store::Read::Found(job) => job,
+        other => panic!("{other:?}"),
+    };
     let mut put_off = std::collections::BTreeSet::new();
     until("it is put off again and again", async || {
-        let onejob::store::Read::Found(job) = gateway.runtime.store().read_job(identity).await.unwrap() else {
-            panic!("it is there")
-        };
+        let job = job().await;
         if job.reason.starts_with("not_durable: 0 of 1") {
             put_off.insert(job.next_at_ms);
         }
@@ -186,13 +188,7 @@ async fn a_job_outlasts_the_time_without_its_replica() {
     .await;
     assert_eq!(pair.executed(), 0);
     pair.replica.resume();
-    until("it goes on by itself", async || {
-        let onejob::store::Read::Found(job) = gateway.runtime.store().read_job(identity).await.unwrap() else {
-            panic!("it is there")
-        };
-        job.is_ended()
-    })
-    .await;
+    until("it goes on by itself", async || job().await.is_ended()).await;
     let id = take(&alice, "print", "order-1").await;
     assert_eq!(alice.ended(&id).await["state"], "succeeded");
     assert_eq!(pair.executed(), 1);
