@@ -199,8 +199,13 @@ mod tests {
 
     #[test]
     fn slices_are_together_no_shorter_than_the_window() {
-        let stream =
-            Stream { window: Duration::from_millis(10_001), slices: 2, shards: 2, expected: 101, ..Stream::new("clicks", &["user"]) };
+        let stream = Stream {
+            window: Duration::from_millis(10_001),
+            slices: 2,
+            shards: 2,
+            expected: 101,
+            ..Stream::new("clicks", &["user"])
+        };
         assert_eq!((stream.window_ms(), stream.slice_ms(), stream.expected_in_shard()), (10_001, 5_001, 51));
     }
 }

@@ -300,9 +300,12 @@ async fn a_stream_that_is_declared_anew_forgets_nothing() {
     let mut clicks = Clicks::open().await;
     clicks.check(&ids(0..10)).await;
     clicks.window_ms = WINDOW_MS * 2;
-    assert_eq!(clicks.check(&ids(0..20)).await, Deduplicated::Checked {
-        verdicts: ids(0..20).iter().map(|each| if ids(0..10).contains(each) { b'0' } else { b'1' }).collect(),
-    });
+    assert_eq!(
+        clicks.check(&ids(0..20)).await,
+        Deduplicated::Checked {
+            verdicts: ids(0..20).iter().map(|each| if ids(0..10).contains(each) { b'0' } else { b'1' }).collect(),
+        }
+    );
     assert_eq!(clicks.generations().await.len(), 1);
     clicks.pass(5 * HOUR_MS + MINUTE_MS).await;
     assert_eq!(clicks.check(&ids(0..20)).await, duplicates(20));
