@@ -31,8 +31,8 @@ scale: setup-run  ## cost per job beside a million others, gateways that come an
 	cargo bench --bench scale -- --markdown target/scale.md --json target/scale.json --document docs/SCALING.md \
 		$(if $(SCALE_JOBS),--jobs $(SCALE_JOBS)) $(SCALE)
 
-dedup-bench: setup-run  ## ten million clicks beside SET NX PX: Redis' CPU and memory an id, in release; 3 GB, some minutes; ONEJOB_DEDUP_IDS=N shortens it
-	cargo test --release --test it -- --ignored --nocapture --exact dedup_bench::ten_million_new_clicks_are_new
+dedup-bench: setup-bench  ## ten million clicks beside SET NX PX by redis-benchmark, and through HTTP and a pipe: the tables of docs/DEDUP.md; 3 GB, some minutes; DEDUP_IDS=N shortens it
+	cargo bench --bench clicks -- --markdown target/clicks.md --document docs/DEDUP.md $(if $(DEDUP_IDS),--ids $(DEDUP_IDS))
 
 setup-bench: setup-run
 	@./.ci/package redis-benchmark redis-tools

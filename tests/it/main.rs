@@ -19,7 +19,6 @@ mod cluster;
 mod config;
 mod dashboards;
 mod dedup;
-mod dedup_bench;
 mod duplicates;
 mod durability;
 mod fleet;
