@@ -4,22 +4,22 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use onejob::dedup::{BatchToken, Claimed, ClickId, Committed, Dedup, DedupError, Verdict};
+use onejob::dedup::{BatchToken, Claimed, ClickId, Committed, Dedup, DedupError, Stream, Verdict};
 use onejob::store::StoreOptions;
 
 use super::{
     PATIENT, Told, assert_remembered, check, claim_and_commit, everybody, expected, ids, release_and_claim, run, store_with,
     stream,
 };
-use crate::fleet::proxy::Proxy;
-use crate::support::Redis;
+use crate::fleet::proxy::{Mode, Proxy};
+use crate::support::{Redis, until};
 
 /// Batches of each task: three hundred for all.
 const BATCHES: u64 = 75;
 /// Of a hundred replies, or requests, so many are lost.
 const LOST: u32 = 10;
-/// How many are at least, in runs of that length.
-const LOST_MIN: u64 = 20;
+/// How many are at least, in runs of that length: where tasks wait for each other their replies come together, and are lost together.
+const LOST_MIN: u64 = 5;
 
 /// A Redis, and a wire to it that breaks.
 struct Wire {
@@ -37,10 +37,21 @@ impl Wire {
 
     /// Over the wire.
     async fn dedup(&self, name: &str, shards: u16) -> Dedup {
+        self.dedup_of(stream(name, shards)).await
+    }
+
+    async fn dedup_of(&self, stream: Stream) -> Dedup {
         let patience = Duration::from_secs(5);
         let url = self.proxy.url();
         let options = StoreOptions { connect_timeout: patience, response_timeout: patience, ..StoreOptions::new(&url) };
-        Dedup::new(&store_with(options).await, stream(name, shards)).unwrap().with_patience(PATIENT)
+        Dedup::new(&store_with(options).await, stream).unwrap().with_patience(PATIENT)
+    }
+
+    /// How many calls the server has executed.
+    async fn executed(&self) -> u64 {
+        let info: String = self.redis.command(&["INFO", "commandstats"]).await;
+        let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
     }
 
     /// Past the wire.
@@ -208,4 +219,54 @@ async fn claims_commits_and_releases_that_nobody_answered_in_time_are_told_right
     let told = beside.claim(&given_back, BatchToken::random()).await.unwrap();
     assert_eq!((&told[..25], &told[25..]), (&[Claimed::Held; 25][..], &[Claimed::First; 25][..]));
     assert_eq!(beside.commit(&given_back[..25], fourth).await.unwrap(), [Committed::Committed; 25]);
+}
+
+/// Whoever asks is gone before the reply comes, and comes back.
+#[tokio::test]
+async fn a_batch_whose_future_was_dropped_is_told_right_when_it_is_sent_again() {
+    let wire = Wire::open().await;
+    let dedup = wire.dedup("clicks", 1).await;
+    let mut seen = HashSet::new();
+    for batch in 0..6 {
+        let users: Vec<u64> = (batch * 20..batch * 20 + 30).collect();
+        let (asked, token) = (ids(dedup.stream(), users.iter().copied()), BatchToken::named(&batch.to_string()));
+        if batch > 0 {
+            let before = wire.executed().await;
+            wire.proxy.set(Mode::Hold(PATIENT));
+            tokio::select! {
+                told = dedup.check(&asked, token) => panic!("{told:?}"),
+                () = until("it is executed", async || wire.executed().await > before) => {}
+            }
+            wire.proxy.set(Mode::Refuse);
+            wire.proxy.set(Mode::Pass);
+        }
+        let told = dedup.check(&asked, token).await.unwrap();
+        let expected = users.into_iter().map(|user| if seen.insert(user) { Verdict::First } else { Verdict::Duplicate });
+        assert_eq!(told, expected.collect::<Vec<Verdict>>(), "batch {batch}");
+    }
+}
+
+/// What was told is kept no more when the wire stands again: nobody knows then whether these clicks were new, and nobody may say so.
+#[tokio::test]
+async fn a_batch_is_not_tried_for_longer_than_its_verdicts_are_kept() {
+    let wire = Wire::open().await;
+    let keep = Duration::from_secs(2);
+    let dedup = wire.dedup_of(Stream { keep, ..stream("clicks", 1) }).await;
+    // The scripts are known to the server.
+    claim_and_commit(dedup.clone(), ids(dedup.stream(), 0..1), BatchToken::random()).await;
+    check(dedup.clone(), ids(dedup.stream(), 1..2), BatchToken::random()).await;
+    let (batch, written) = (ids(dedup.stream(), 100..110), ids(dedup.stream(), 200..210));
+    let claim = BatchToken::random();
+    assert_eq!(dedup.claim(&written, claim).await.unwrap(), [Claimed::First; 10]);
+    let before = wire.executed().await;
+    wire.proxy.lose_of_a_hundred(100);
+    let mend = async {
+        until("both are executed", async || wire.executed().await >= before + 2).await;
+        // Time itself is what is asked about.
+        tokio::time::sleep(keep + keep / 2).await;
+        wire.proxy.lose_of_a_hundred(0);
+    };
+    let (checked, committed, ()) = tokio::join!(dedup.check(&batch, BatchToken::random()), dedup.commit(&written, claim), mend);
+    assert!(matches!(checked, Err(DedupError::Unanswered { unanswered: 10, .. })), "{checked:?}");
+    assert!(matches!(committed, Err(DedupError::Unanswered { unanswered: 10, .. })), "{committed:?}");
 }

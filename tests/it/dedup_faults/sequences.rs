@@ -229,7 +229,9 @@ fn by_user<V: Copy + PartialEq + std::fmt::Debug>(
     let mut firsts = BTreeMap::new();
     for (user, verdict) in users.iter().zip(told) {
         match firsts.get(user) {
-            None => drop(firsts.insert(*user, verdict)),
+            None => {
+                firsts.insert(*user, verdict);
+            }
             Some(first) if verdict == repeated(*first) => {}
             Some(first) => return Err(format!("user {user} is told {first:?} and then {verdict:?}")),
         }
