@@ -238,7 +238,7 @@ impl Dedup {
         Ok(Dedup { store: store.committing(), stream, patience: PATIENCE })
     }
 
-    /// The same, with batches that are tried for so long.
+    /// The same, with batches that are tried for so long; checks and commits no longer than for half of [`Stream::keep`].
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> Self {
         Dedup { patience, ..self }
@@ -303,7 +303,7 @@ impl Dedup {
             return Err(DedupError::TooMany { ids: ids.len() });
         }
         let Split { calls, fingerprint, repeats } = split(ids, self.stream.shards, token, V::PURPOSE);
-        let until = Instant::now() + self.patience;
+        let until = Instant::now() + self.patience_for(V::PURPOSE);
         // Put together before the first of them waits: a closure that is kept meanwhile could not go to another thread.
         let asked: Vec<_> = calls.iter().map(|part| self.ask(part, &fingerprint, token, until)).collect();
         let answers: Vec<Result<Option<Vec<V>>, StoreError>> = futures::iter(asked).buffered(CALLS_AT_ONCE_MAX).collect().await;
@@ -353,6 +353,15 @@ impl Dedup {
                 read(&verdicts, part.places.len()).map(Some)
             }
             Deduplicated::Conflict => Ok(None),
+        }
+    }
+
+    /// How long calls are made again. Once the verdicts of one are kept no more it would be told that its own clicks are somebody
+    /// else's; half of that time is left for the last of them to arrive. A claim that has lapsed is judged anew, and rightly.
+    fn patience_for(&self, purpose: Purpose) -> Duration {
+        match purpose {
+            Purpose::Check | Purpose::Commit => self.patience.min(self.stream.keep / 2),
+            Purpose::Claim | Purpose::Release => self.patience,
         }
     }
 

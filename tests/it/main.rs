@@ -19,6 +19,7 @@ mod cluster;
 mod config;
 mod dashboards;
 mod dedup;
+mod dedup_faults;
 mod duplicates;
 mod durability;
 mod fleet;

@@ -40,7 +40,29 @@ struct Shared {
     /// So many replies more are lost: the connection is cut when one arrives.
     lose: AtomicU32,
     lost: AtomicU64,
+    replies: Chance,
+    requests: Chance,
+    swallowed: AtomicU64,
     stop: CancellationToken,
+}
+
+/// Which of what passes is lost, besides: so many of a hundred. Which ones they are depends on nothing but their number.
+#[derive(Default)]
+struct Chance {
+    percent: AtomicU32,
+    passed: AtomicU64,
+}
+
+impl Chance {
+    fn hits(&self) -> bool {
+        let percent = self.percent.load(Ordering::SeqCst);
+        let number = self.passed.fetch_add(1, Ordering::SeqCst);
+        // SplitMix64: every so many-th would fall in step with what the two ends say to each other.
+        let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % 100 < u64::from(percent)
+    }
 }
 
 /// One gateway's wire.
@@ -59,8 +81,17 @@ impl Proxy {
         let (mode, _) = watch::channel(Mode::Pass);
         let told = |port: &str| format!("$9\r\n127.0.0.1\r\n:{port}\r\n").into_bytes();
         let place = announced.map(|port| (told(port), told(&addr.port().to_string())));
-        let shared =
-            Arc::new(Shared { upstream, place, mode, lose: AtomicU32::new(0), lost: AtomicU64::new(0), stop: stop.clone() });
+        let shared = Arc::new(Shared {
+            upstream,
+            place,
+            mode,
+            lose: AtomicU32::new(0),
+            lost: AtomicU64::new(0),
+            replies: Chance::default(),
+            requests: Chance::default(),
+            swallowed: AtomicU64::new(0),
+            stop: stop.clone(),
+        });
         tokio::spawn(serve(socket, addr, Arc::clone(&shared)));
         Proxy { addr, shared, _stop: stop.drop_guard() }
     }
@@ -77,6 +108,21 @@ impl Proxy {
     /// Loses the next replies, each with its connection.
     pub fn lose_replies(&self, replies: u32) {
         self.shared.lose.store(replies, Ordering::SeqCst);
+    }
+
+    /// Loses so many of a hundred replies from now on, each with its connection.
+    pub fn lose_of_a_hundred(&self, percent: u32) {
+        self.shared.replies.percent.store(percent, Ordering::SeqCst);
+    }
+
+    /// Loses so many of a hundred requests from now on, before Redis has them, each with its connection.
+    pub fn swallow_of_a_hundred(&self, percent: u32) {
+        self.shared.requests.percent.store(percent, Ordering::SeqCst);
+    }
+
+    /// How many chunks of requests were lost before Redis had them.
+    pub fn swallowed(&self) -> u64 {
+        self.shared.swallowed.load(Ordering::SeqCst)
     }
 
     /// How many chunks of replies were lost after Redis had executed what they answer.
@@ -96,7 +142,8 @@ impl Shared {
     /// Whether this reply is one of those to lose.
     fn loses(&self) -> bool {
         let taken = self.lose.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |lose| lose.checked_sub(1));
-        taken.is_ok()
+        let unlucky = self.replies.hits();
+        taken.is_ok() || unlucky
     }
 }
 
@@ -156,7 +203,16 @@ async fn carry(client: TcpStream, shared: &Shared) {
     let (mut answers, mut questions) = server.into_split();
     let (held, mut due) = mpsc::channel::<(Instant, Fate, Bytes)>(HELD_MAX);
     let commands = async {
-        let _ = tokio::io::copy(&mut asking, &mut questions).await;
+        let mut bytes = BytesMut::with_capacity(64 << 10);
+        while let Ok(1..) = asking.read_buf(&mut bytes).await {
+            if shared.requests.hits() {
+                shared.swallowed.fetch_add(1, Ordering::SeqCst);
+                return;
+            }
+            if questions.write_all(&bytes.split()).await.is_err() {
+                return;
+            }
+        }
     };
     let arrive = async {
         let mut bytes = BytesMut::with_capacity(64 << 10);

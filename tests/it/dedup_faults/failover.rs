@@ -1,0 +1,124 @@
+//! A master is killed with batches in flight, and a sentinel promotes its replica, which was behind.
+
+use std::time::Duration;
+
+use onejob::dedup::{BatchToken, ClickId, Dedup, Verdict};
+use onejob::store::{Durability, StoreOptions};
+
+use super::{PATIENT, TASKS, assert_remembered, check, claim_and_commit, everybody, expected, ids, run, store_with, stream};
+use crate::cluster::node::Node;
+use crate::support::until;
+
+/// Batches of each task.
+const BATCHES: u64 = 25;
+/// How long the replica has for a write.
+const TIMEOUT: Duration = Duration::from_millis(500);
+
+struct Pair {
+    master: Node,
+    replica: Node,
+    sentinel: Node,
+}
+
+impl Pair {
+    async fn start() -> Pair {
+        let settings = ["save \"\"", "maxmemory-policy noeviction", "repl-diskless-sync-delay 0", "repl-ping-replica-period 1"];
+        let master = Node::start(&settings).await;
+        let follow = format!("replicaof 127.0.0.1 {}", master.port);
+        let replica = Node::start(&[&settings[..], &[&follow]].concat()).await;
+        let monitor = format!("sentinel monitor clicks 127.0.0.1 {} 1", master.port);
+        let down = "sentinel down-after-milliseconds clicks 1000";
+        let sentinel = Node::start(&[&monitor, down, "sentinel failover-timeout clicks 4000"]).await;
+        until("the sentinel knows the replica", async || {
+            sentinel.info("sentinel", "master0").await.is_some_and(|line| line.contains("slaves=1"))
+        })
+        .await;
+        until("the replica has what the master writes", async || {
+            let _heard: i64 = master.tell(&["PUBLISH", "here", ""]).await;
+            master.tell::<i64>(&["WAIT", "1", "1000"]).await == 1
+        })
+        .await;
+        Pair { master, replica, sentinel }
+    }
+
+    async fn dedup(&self, durability: Durability) -> Dedup {
+        let patience = Duration::from_secs(2);
+        let url = format!("redis+sentinel://{}/clicks", self.sentinel.address());
+        let options = StoreOptions {
+            durability,
+            durability_timeout: TIMEOUT,
+            connect_timeout: patience,
+            response_timeout: patience,
+            ..StoreOptions::new(&url)
+        };
+        Dedup::new(&store_with(options).await, stream("clicks", 2)).unwrap().with_patience(PATIENT)
+    }
+
+    /// Waits until the master has executed so many calls more.
+    async fn executes(&self, more: u64) {
+        let before = self.master.calls("evalsha").await;
+        until("it executes", async || self.master.calls("evalsha").await >= before + more).await;
+    }
+
+    /// The replica gets nothing any more.
+    async fn cut(&self) {
+        self.replica.cut_from(&self.master).await;
+    }
+
+    /// Kills the master. The promoted one has a replica too; it is to live as long.
+    async fn fail_over(&mut self) -> Node {
+        self.master.die();
+        self.replica.resume();
+        until("the replica is promoted", async || self.replica.is_master().await).await;
+        let follow = format!("replicaof 127.0.0.1 {}", self.replica.port);
+        Node::start(&["save \"\"", "maxmemory-policy noeviction", "repl-diskless-sync-delay 0", &follow]).await
+    }
+}
+
+/// Batches go on all the while. Those that the master executes while its replica is cut off are told to nobody.
+async fn go_on_through_a_failover<F>(ask: impl Fn(Dedup, Vec<ClickId>, BatchToken) -> F + Copy + Send + 'static)
+where
+    F: Future<Output = Vec<bool>> + Send,
+{
+    let mut pair = Pair::start().await;
+    let dedup = pair.dedup(Durability::Replicated(1)).await;
+    let (before, token) = (ids(dedup.stream(), 900_000..900_200), BatchToken::named("before"));
+    let told = dedup.check(&before, token).await.unwrap();
+    assert_eq!(told, [Verdict::First; 200]);
+    let all = tokio::spawn({
+        let dedup = dedup.clone();
+        async move { run(&dedup, BATCHES, ask).await }
+    });
+    pair.executes(4 * TASKS).await;
+    pair.cut().await;
+    // In flight: executed, and neither durable nor told.
+    pair.executes(TASKS).await;
+    assert!(!all.is_finished());
+    let _another = pair.fail_over().await;
+    assert_eq!(all.await.unwrap(), expected(BATCHES));
+    assert_eq!(dedup.check(&before, token).await.unwrap(), told);
+    assert_remembered(&dedup, &everybody(BATCHES)).await;
+    assert_remembered(&dedup, &(900_000..900_200).collect::<Vec<u64>>()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_in_flight_when_their_master_dies_are_told_right_by_the_replica_that_was_behind() {
+    go_on_through_a_failover(check).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_and_commits_in_flight_when_their_master_dies_count_each_click_once() {
+    go_on_through_a_failover(claim_and_commit).await;
+}
+
+/// The same failure where nothing is waited for, and the proof that the tests above can fail.
+#[tokio::test]
+async fn at_memory_clicks_that_a_replica_never_had_count_twice() {
+    let mut pair = Pair::start().await;
+    let dedup = pair.dedup(Durability::Memory).await;
+    pair.cut().await;
+    let batch = ids(dedup.stream(), 0..100);
+    assert_eq!(dedup.check(&batch, BatchToken::random()).await.unwrap(), [Verdict::First; 100]);
+    let _another = pair.fail_over().await;
+    assert_eq!(dedup.check(&batch, BatchToken::random()).await.unwrap(), [Verdict::First; 100]);
+}
