@@ -26,7 +26,7 @@ import openai
 
 CALL_SECONDS = 2.0  # what each client or proxy gives one call
 KEY = "sk-" + secrets.token_hex(24)  # for everything here that wants one
-START_SECONDS = 120  # what a proxy may take to start
+START_SECONDS = 300  # what a proxy may take to start, on a busy machine
 QUIET_SECONDS = 4.0  # after the answer: nothing more arrives at the providers for so long
 QUIET_MAX_SECONDS = 40
 

@@ -290,6 +290,11 @@ impl Problem {
             StoreError::Fatal { code, .. } => {
                 tracing::error!(%error, "the store holds or refuses something that needs a person");
                 match code.as_str() {
+                    // It is said before anything is looked at: once the gateway has its password, the same request succeeds.
+                    "NOAUTH" => Problem::new(
+                        Kind::StoreUnavailable,
+                        "the store did not take the call (NOAUTH): nothing happened; send the same request with the same key again",
+                    ),
                     "BADBLOB" => {
                         Problem::new(Kind::StoreCorrupt, "bytes that the record names are missing or are others (BADBLOB)")
                     }

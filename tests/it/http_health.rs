@@ -107,6 +107,26 @@ async fn out_of_memory_a_large_duplicate_still_gets_its_answer() {
     assert_eq!(site.alice().submit("print", "k", &large).await.is(200).job_id(), id);
 }
 
+/// A password was set and the gateway's connections were made anew: an outage like any other for who asks, and no word about the key.
+#[tokio::test]
+async fn a_redis_that_wants_a_password_is_503_and_the_same_key_runs_once_it_wants_none() {
+    let site = Site::start().await;
+    let (alice, anybody) = (site.alice(), site.client(""));
+    let () = site.redis.command(&["CONFIG", "SET", "requirepass", "open-sesame"]).await;
+    // All but the connection that says so.
+    let () = site.redis.command(&["CLIENT", "KILL", "SKIPME", "yes"]).await;
+    let reason = async || anybody.get("/readyz").await.text();
+    until("its connections are anew", async || reason().await.contains("NOAUTH")).await;
+    let refused = alice.submit("print", "k", "{}").await.problem(503, "store-unavailable");
+    assert!(refused["detail"].as_str().unwrap().contains("(NOAUTH): nothing happened"), "{refused}");
+    assert_eq!((refused["source"].clone(), refused["retryable"].clone()), ("store".into(), true.into()));
+    assert_eq!(site.provider.ledger().received, 0);
+    let () = site.redis.command(&["CONFIG", "SET", "requirepass", ""]).await;
+    until("the same key is taken", async || alice.submit("print", "k", "{}").await.status < 300).await;
+    alice.submit_with("print", "k", "{}", &[("prefer", "wait=20")]).await.is(200);
+    assert_eq!(site.provider.ledger().executed, 1);
+}
+
 #[tokio::test]
 async fn a_redis_that_does_not_answer_is_503_and_the_provider_is_not_called() {
     let site = Site::start().await;

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use onejob::job::{Key, Owner};
+use onejob::runtime::ProviderProtection;
+
 use crate::http_support::{PROVIDER_TOKEN, Site};
 use crate::support::until;
 
@@ -226,4 +229,44 @@ async fn endings_without_an_answer_have_their_types() {
     operator.post(&format!("/v1/jobs/{id}/attempts/1/resolve"), abandon).await.is(200);
     let again = alice.send("POST", "/proxy/chat/z", &[JSON, key("d")], r#"{"simulate":"drop"}"#).await;
     again.problem(409, "job-indeterminate");
+}
+
+/// Case 51, by phase: before the head, waiting for its turn, in the middle of the answer. There is room for one call at a time, here
+/// and in the fleet: what a call held has come back when the next one goes in.
+#[tokio::test]
+async fn a_caller_that_goes_away_in_any_phase_stops_nothing_and_keeps_no_room() {
+    let site = Site::with_setup(|setup| {
+        setup.providers[0].in_flight_max = 1;
+        let one = ProviderProtection { fleet_in_flight: Some(1), ..ProviderProtection::default() };
+        setup.runtime.protection.providers.insert("patient".to_owned(), one);
+    })
+    .await;
+    let alice = site.alice();
+    let body = |behaviour: &str| format!(r#"{{"model":"x","messages":[],"stream":true,"simulate":"{behaviour}"}}"#);
+    let opening = |key: &'static str, behaviour: &str| {
+        let (alice, body) = (alice.clone(), body(behaviour));
+        tokio::spawn(async move { alice.open(CHAT, key, &body).await })
+    };
+    let job = async |key: &str| {
+        let found = site.gateway.runtime.find(&Owner::new("alice").unwrap(), &Key::new(key).unwrap()).await;
+        found.ok().map(|job| job.id.to_string())
+    };
+    let headless = opening("head", "queue=1s");
+    until("it is at the provider", async || site.provider.ledger().received == 1).await;
+    headless.abort();
+    let waiting = opening("turn", "chunks=3");
+    until("it is claimed", async || job("turn").await.is_some()).await;
+    waiting.abort();
+    let mut reader = alice.open(CHAT, "middle", &body("chunks=4,pause=200ms")).await;
+    assert!(reader.reads("data: ").await);
+    drop(reader);
+    for key in ["head", "turn", "middle"] {
+        let id = job(key).await.unwrap();
+        assert_eq!(alice.ended(&id).await["state"], "succeeded", "{key}");
+    }
+    let taken = async || site.redis.command::<u64>(&["ZCARD", "oj:permits:{patient}"]).await;
+    until("the fleet's permit is back", async || taken().await == 0).await;
+    alice.send("POST", CHAT, &[JSON, key("next")], r#"{"model":"x","messages":[]}"#).await.is(200);
+    let ledger = site.provider.ledger();
+    assert_eq!((ledger.received, ledger.executed), (4, 4));
 }

@@ -11,7 +11,7 @@ use onejob::provider::simulated::{Simulated, WEBHOOK_SECRET};
 use onejob::provider::webhook::{self, WebhookOptions, sign};
 use onejob::provider::{Evidence, Outcome, Response};
 use onejob::runtime::{Delivered, ProviderSlot, RuntimeOptions};
-use onejob::store::CancelMode;
+use onejob::store::{CancelMode, NoteAttempt, Noted, NotedEvent};
 use serde_json::{Value, json};
 use tokio::net::TcpSocket;
 
@@ -288,6 +288,27 @@ async fn a_webhook_settles_an_attempt_that_is_unknown() {
     let job = client.in_state(&id, "succeeded").await;
     assert_eq!(job["events"].as_array().unwrap().last().unwrap()["event"], "late_success", "{job}");
     assert_eq!(shop.provider.ledger_of(&id).executed, 1);
+}
+
+/// Whatever was told by a webhook may be about the call before. The next question is about what is so now.
+#[tokio::test]
+async fn a_failure_told_of_an_attempt_that_was_sent_again_waits_for_the_next_question() {
+    let shop = Shop::open_with(&[("timeouts", r#"{ total = "300ms" }"#)]).await;
+    let id = shop.submit("k", "fail,run=4s,hang").await;
+    let client = shop.gateway.client.with_token("alice");
+    let remote_id = shop.at_the_provider(&id).await["id"].as_str().unwrap().to_owned();
+    client.in_state(&id, "unknown").await;
+    let (store, job) = (shop.redis.store().await, shop.job(&id).await);
+    let event = Some(NotedEvent { event: Noted::Replayed, actor: "onejob/reconcile", detail: "" });
+    let token = job.attempts[0].token;
+    store.note_attempt(&NoteAttempt { job: job.id, number: 1, token, remote_id: "", model: "", event }).await.unwrap();
+    let failed = json!({ "id": remote_id, "status": "failed" }).to_string();
+    let told = async || deliver(&shop.gateway.client, &address(&id), WEBHOOK_SECRET, now_s(), &failed).await;
+    assert_eq!(told().await.is(200).json()["status"], "discarded");
+    assert_eq!(shop.job(&id).await.state.as_str(), "unknown");
+    let job = client.in_state(&id, "failed").await;
+    assert!(job["reason"].as_str().unwrap().contains("the paper is jammed"), "{job}");
+    assert_eq!(job["attempts"].as_array().map(Vec::len), Some(1));
 }
 
 #[tokio::test]

@@ -38,6 +38,7 @@ mod http_webhooks;
 mod killed;
 mod laws;
 mod model;
+mod presets;
 mod private_redis;
 mod processes;
 mod provider_async;

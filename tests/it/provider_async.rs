@@ -56,7 +56,7 @@ fn request(body: &str) -> Request {
     }
 }
 
-fn call(provider: &dyn Provider, behaviour: &str) -> Call {
+pub fn call(provider: &dyn Provider, behaviour: &str) -> Call {
     let mut rendered = provider.render(&request(r#"{"input":{"n":9007199254740993}}"#)).unwrap();
     rendered.headers.push(("onejob-simulate".to_owned(), behaviour.to_owned()));
     Call {
@@ -75,7 +75,7 @@ fn within(call: Call, time: Duration) -> Call {
     Call { deadline: Instant::now() + time, ..call }
 }
 
-fn sent(base_url: &str, remote_id: &str, age: Duration) -> Sent {
+pub fn sent(base_url: &str, remote_id: &str, age: Duration) -> Sent {
     Sent {
         job_id: JOB.parse().unwrap(),
         attempt: 1,
@@ -108,7 +108,7 @@ async fn hand_in_and_wait(simulated: &Simulated) -> String {
 }
 
 #[track_caller]
-fn succeeded(outcome: &Outcome) -> (&Response, &str) {
+pub fn succeeded(outcome: &Outcome) -> (&Response, &str) {
     match outcome {
         Outcome::Succeeded { response, remote_id, .. } => (response, remote_id.as_deref().unwrap_or_default()),
         other => panic!("{other:?}"),
@@ -125,12 +125,12 @@ fn assert_no_answer(evidence: &Evidence, words: &str) {
     assert!(matches!(evidence, Evidence::NoAnswer { reason } if reason.contains(words)), "{evidence:?}");
 }
 
-fn json(response: &Response) -> Value {
+pub fn json(response: &Response) -> Value {
     serde_json::from_slice(&response.body).unwrap()
 }
 
 /// A provider of bare sockets: what it answers, by the number of the request from 1 and its first line. It keeps what it was sent.
-async fn scripted<A>(answer: A) -> (String, Arc<std::sync::Mutex<Vec<String>>>)
+pub async fn scripted<A>(answer: A) -> (String, Arc<std::sync::Mutex<Vec<String>>>)
 where
     A: Fn(usize, &str) -> (u16, String) + Send + 'static,
 {
@@ -258,6 +258,18 @@ async fn polls_that_fail_change_nothing() {
     assert_eq!(&*succeeded(&outcome).0.body, br#"{"page":1}"#);
     let posts = seen.lock().unwrap().iter().filter(|request| request.starts_with("POST")).count();
     assert_eq!(posts, 1, "it was handed in once");
+}
+
+/// At 50, 150, 350 ms and every 200 ms from then on; a busy machine asks less often, never more.
+#[tokio::test]
+async fn the_pause_between_two_polls_grows_to_its_limit() {
+    let (base_url, seen) = scripted(|_, _| (202, r#"{"id":"7","status":"running"}"#.to_owned())).await;
+    let poll = [("poll", r#"{ first = "50ms", factor = 2.0, max = "200ms" }"#)];
+    let provider = of_entry(&entry_with(&base_url, &poll));
+    let outcome = provider.submit(within(call(&provider, "succeed"), Duration::from_millis(1500))).await;
+    assert_unknown(&outcome, "timeout: the call's time is over; the last word: still running");
+    let polls = seen.lock().unwrap().len() - 1;
+    assert!((2..=8).contains(&polls), "{polls}");
 }
 
 #[tokio::test]

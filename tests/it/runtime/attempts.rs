@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use onejob::attempt::AttemptState::{Aborted, Discarded, Failed, Running, Succeeded, Unknown};
 use onejob::attempt::{AttemptToken, ResolveOutcome};
+use onejob::fingerprint::{hex, sha256};
 use onejob::job::JobState;
 use onejob::policy::Gate;
 use onejob::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request};
@@ -280,6 +281,24 @@ async fn the_fallback_gets_a_request_of_its_own_and_the_record_says_what_was_sen
         let fresh = Recorder { host, sent: Arc::default() }.render(&request.request).unwrap();
         assert_eq!(*rendered, fresh);
         assert_eq!((attempt.url.as_str(), &attempt.request_hash[..]), (fresh.url.as_str(), &fresh.hash()[..]));
+    }
+}
+
+/// Case 43, on the wire: the schema that an answer is to have is part of it, and every digit.
+#[tokio::test]
+async fn the_fallback_is_sent_the_same_body_with_its_schema_byte_for_byte() {
+    let shop = Shop::open().await;
+    shop.inkjet.set_behaviour("refuse_status=429").unwrap();
+    let runtime = shop.gateway_with(ungated).await;
+    let body = r#"{ "n": 9007199254740993, "messages": [],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "total", "schema": {"required": ["total"]}}} }"#;
+    let id = runtime.submit(submission("order-1", body)).await.unwrap().job.id;
+    assert_eq!(states(&*ended(&runtime, id).await), [Failed, Succeeded]);
+    let expected = hex(&sha256(body.as_bytes()));
+    for (printer, attempt) in [(&shop.inkjet, "1"), (&shop.laser, "2")] {
+        let ledger = printer.ledger_of(&id.to_string());
+        let [entry] = &ledger.entries[..] else { panic!("{ledger:?}") };
+        assert_eq!((entry.attempt.as_str(), &entry.body_sha256), (attempt, &expected));
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onejob::attempt::AttemptState::{Aborted, Failed, Succeeded, Unknown};
-use onejob::attempt::{AttemptToken, FinishOutcome, ResolveOutcome};
+use onejob::attempt::{AttemptState, AttemptToken, FinishOutcome, ResolveOutcome};
 use onejob::job::{JobId, JobState};
 use onejob::policy::FailoverOn;
 use onejob::provider::Response;
@@ -12,7 +12,7 @@ use onejob::runtime::{CheckResult, Decision, Replayed, Report, Runtime, SettleEr
 use onejob::store::{Begun, Finished, Resolved, Word};
 use onejob::validate::{Check, Extract, Of, Required, Validator};
 
-use super::{Setup, Shop, both, ended, settled, states, submission, ungated, until};
+use super::{Setup, Shop, both, ended, race, settled, states, submission, ungated, until};
 
 /// The simulated printers repeat `input`: here it is what they made of it.
 const TOTAL: &str = r#"output.total == output.items | map(attribute="price") | sum"#;
@@ -93,6 +93,34 @@ async fn an_answer_that_is_not_valid_fails_over_only_where_the_route_says_so() {
     let job = ended(&runtime, id).await;
     assert_eq!((job.state, states(&job)), (JobState::Succeeded, vec![Failed, Succeeded]));
     assert_eq!(job.winner().unwrap().provider, "laser");
+}
+
+/// Whichever of the two answers first with what the route does not take.
+#[tokio::test]
+async fn of_a_race_the_first_valid_answer_wins() {
+    let raced = async |wanted: &str, expected: [AttemptState; 2]| {
+        let shop = Shop::open().await;
+        // Long after the second has begun; where the first is to be the quicker one, long before the second.
+        let second = if wanted == "laser" { "delay=8s" } else { "succeed" };
+        shop.inkjet.set_behaviour("delay=4s").unwrap();
+        shop.laser.set_behaviour(second).unwrap();
+        let runtime = shop
+            .gateway_with(|setup| {
+                race(setup, Duration::from_millis(100));
+                setup.route.rules.attempts_max = 2;
+                let output = Some(check(Of::Output, "", &[&format!("output.provider == '{wanted}'")]));
+                setup.route.validator = Some(Arc::new(Validator { output, ..Validator::default() }));
+            })
+            .await;
+        let id = runtime.submit(submission("order-1", "{}")).await.unwrap().job.id;
+        let job = ended(&runtime, id).await;
+        assert_eq!((job.state, states(&job).as_slice()), (JobState::Succeeded, &expected[..]), "{job:?}");
+        assert_eq!(job.winner().unwrap().provider, wanted);
+        let invalid = job.attempts.iter().find(|attempt| attempt.state == Failed).unwrap();
+        assert!(invalid.reason.starts_with("invalid_output: "), "{}", invalid.reason);
+        assert_eq!(shop.executions(id), 2);
+    };
+    tokio::join!(raced("laser", [Failed, Succeeded]), raced("inkjet", [Succeeded, Failed]));
 }
 
 #[tokio::test]
