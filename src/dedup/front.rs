@@ -1,7 +1,7 @@
 //! A front: ids that this process has been told of, so that the second click of a double click asks nobody.
 //!
-//! It can say of an id that it is a duplicate, never that it is the first. **An id is in it only from when Redis told this process,
-//! for the first time, that it begins to remember the id (`First` of a check, `Committed` of a commit), and until half a window after
+//! It can say of an id that it is a duplicate, never that it is the first. **An id is in it only from when Redis told this
+//! process, for the first time, that it begins to remember the id (`First` of a check, `Committed` of a commit), and until half a window after
 //! that was asked, at most.** So Redis, asked at that moment, would say duplicate too, unless it has lost what it acknowledged. Nothing
 //! else makes an entry: neither `Duplicate`, whose id may be forgotten a moment later, nor what a batch is told again, nor a claim.
 //!
@@ -18,7 +18,7 @@ use crate::dedup::id::ClickId;
 use crate::dedup::stream::{Stream, StreamError};
 use crate::provider::boottime_ms;
 
-/// Ids that one front knows: some 80 bytes each.
+/// Ids that one front knows: some 61 bytes each.
 pub const FRONT_ENTRIES_MAX: usize = 10_000_000;
 
 /// The part of the entries that is kept for those that were asked for. Few: what matters here is how recent one is.
@@ -35,7 +35,7 @@ pub struct Front {
 }
 
 impl Default for Front {
-    /// A minute, and a hundred thousand ids: about 8 MB.
+    /// A minute, and a hundred thousand ids: about 6 MB.
     fn default() -> Self {
         Front { entries: 100_000, ttl: Duration::from_secs(60) }
     }

@@ -1,7 +1,7 @@
 //! Requests of one layer, put together into calls: while one is under way, the next ones gather.
 //!
-//! Two tasks, begun by the layer's first request and ended with its last service: one asks, the other commits and gives back. A request
-//! that is claimed holds a [`Claim`]; one that is dropped, by a panic or because its client has gone, gives its request back.
+//! Two tasks, begun by the layer's first request and ended with its last service: one asks, the other commits and gives back. A
+//! request that is claimed holds a [`Claim`]; one that is dropped, by a panic or because its client has gone, gives its request back.
 
 use std::collections::HashMap;
 
