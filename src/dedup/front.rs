@@ -1,9 +1,10 @@
 //! A front: ids that this process has been told of, so that the second click of a double click asks nobody.
 //!
 //! It can say of an id that it is a duplicate, never that it is the first. **An id is in it only from when Redis told this
-//! process, for the first time, that it begins to remember the id (`First` of a check, `Committed` of a commit), and until half a window after
-//! that was asked, at most.** So Redis, asked at that moment, would say duplicate too, unless it has lost what it acknowledged. Nothing
-//! else makes an entry: neither `Duplicate`, whose id may be forgotten a moment later, nor what a batch is told again, nor a claim.
+//! process, for the first time, that it begins to remember the id (`First` of a check, `Committed` of a commit), and until half
+//! a window after that was asked, at most.** So Redis, asked at that moment, would say duplicate too, unless it has lost what it
+//! acknowledged. Nothing else makes an entry: neither `Duplicate`, whose id may be forgotten a moment later, nor what a batch is
+//! told again, nor a claim.
 //!
 //! And only batches whose token nobody else can have are asked of it ([`Dedup::check_once`](super::Dedup::check_once)). Batches that
 //! can be sent again are always Redis', which has their verdicts. The argument is `docs/adr/0039-a-front-only-says-duplicate.md`.
