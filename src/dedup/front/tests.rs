@@ -36,7 +36,7 @@ async fn check(dedup: &Dedup, user: u64) -> Verdict {
 /// Lets time pass: in Redis, and here.
 async fn pass(fixture: &Fixture, of: &[&Dedup], ms: u64) {
     let code = "local packed = redis.call('GET', KEYS[1]) if packed then local shard = cmsgpack.unpack(packed) \
-                shard[1] = shard[1] + ARGV[1] redis.call('SET', KEYS[1], cmsgpack.pack(shard), 'KEEPTTL') end return 'OK'";
+                shard[2] = shard[2] + ARGV[1] redis.call('SET', KEYS[1], cmsgpack.pack(shard), 'KEEPTTL') end return 'OK'";
     let mut names: Vec<&str> = of.iter().map(|dedup| dedup.stream.name.as_str()).collect();
     names.dedup();
     for name in names {
