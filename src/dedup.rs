@@ -7,15 +7,19 @@
 //! Deliberately not here: a click's payload, its job, its order. The guarantee, its bound and the sizing are `docs/DEDUP.md`; what
 //! stands in Redis is `docs/PROTOCOL.md`.
 
+mod front;
 mod id;
+pub mod layer;
 mod split;
 mod stream;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt as _, stream as futures};
 use uuid::Uuid;
 
+pub use front::{FRONT_ENTRIES_MAX, Front};
 pub use id::{ClickId, FIELD_BYTES_MAX, FieldError, FieldValue};
 pub use split::CALL_IDS_MAX;
 pub use stream::{
@@ -25,7 +29,9 @@ pub use stream::{
 use crate::error::{Refusal, StoreError};
 use crate::fingerprint::{HalfBytes, second_half, sha256};
 use crate::metrics;
+use crate::provider::boottime_ms;
 use crate::store::{DedupBatch, Deduplicated, Store};
+use front::Known;
 use split::{Part, Purpose, Split, split};
 
 /// Ids of one batch. A caller with more makes several.
@@ -106,6 +112,8 @@ trait Told: Copy + Send {
     ) -> impl Future<Output = Result<Deduplicated, StoreError>> + Send;
     /// What an id is that stands in its batch before, with what that one is.
     fn repeated(first: Self) -> Self;
+    /// Whether Redis has just begun to remember the id, if this is told for the first time.
+    fn is_remembered(self) -> bool;
     fn read(byte: u8) -> Option<Self>;
     fn as_str(self) -> &'static str;
 }
@@ -119,6 +127,10 @@ impl Told for Verdict {
 
     fn repeated(_: Self) -> Self {
         Verdict::Duplicate
+    }
+
+    fn is_remembered(self) -> bool {
+        self == Verdict::First
     }
 
     fn read(byte: u8) -> Option<Self> {
@@ -151,6 +163,11 @@ impl Told for Claimed {
         }
     }
 
+    /// A claim can lapse and be given back.
+    fn is_remembered(self) -> bool {
+        false
+    }
+
     fn read(byte: u8) -> Option<Self> {
         match byte {
             b'1' => Some(Claimed::First),
@@ -180,6 +197,10 @@ impl Told for Committed {
         first
     }
 
+    fn is_remembered(self) -> bool {
+        self == Committed::Committed
+    }
+
     fn read(byte: u8) -> Option<Self> {
         match byte {
             b'1' => Some(Committed::Committed),
@@ -194,6 +215,13 @@ impl Told for Committed {
             Committed::Lost => "lost",
         }
     }
+}
+
+/// What one call was told.
+struct Answer<V> {
+    told: Vec<V>,
+    /// When it was asked, if it was told for the first time; by [`boottime_ms`].
+    asked_ms: Option<u64>,
 }
 
 /// Why a batch has no verdicts, or not all.
@@ -220,12 +248,23 @@ pub enum DedupError<V = Verdict> {
     },
 }
 
+/// Why a batch that was to be asked about once has no verdicts, or not all.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct OnceError {
+    /// What the batch was called: [`Dedup::check`] with it, and with all of its ids, completes the batch.
+    pub token: BatchToken,
+    /// Why.
+    pub error: DedupError,
+}
+
 /// Asks what of a stream is new. Cheap to clone.
 #[derive(Clone)]
 pub struct Dedup {
     store: Store,
     stream: Stream,
     patience: Duration,
+    front: Option<Arc<Known>>,
 }
 
 impl Dedup {
@@ -235,13 +274,23 @@ impl Dedup {
     /// The first thing that is wrong with the stream.
     pub fn new(store: &Store, stream: Stream) -> Result<Self, StreamError> {
         stream.check()?;
-        Ok(Dedup { store: store.committing(), stream, patience: PATIENCE })
+        Ok(Dedup { store: store.committing(), stream, patience: PATIENCE, front: None })
     }
 
     /// The same, with batches that are tried for so long; checks and commits no longer than for half of [`Stream::keep`].
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> Self {
         Dedup { patience, ..self }
+    }
+
+    /// The same, with a front: ids that this process has been told of are known here for a while, and [`Dedup::check_once`] asks
+    /// nobody about them. Clones share it.
+    ///
+    /// # Errors
+    /// What is wrong with the front.
+    pub fn with_front(self, front: Front) -> Result<Self, StreamError> {
+        let front = Known::new(front, &self.stream)?;
+        Ok(Dedup { front: Some(Arc::new(front)), ..self })
     }
 
     /// The stream.
@@ -262,7 +311,34 @@ impl Dedup {
     /// A batch whose future is dropped may be remembered in part. Send it again with the same token; without that, its clicks would
     /// be duplicates.
     pub async fn check(&self, ids: &[ClickId], token: BatchToken) -> Result<Vec<Verdict>, DedupError> {
-        self.ask_about(ids, token).await
+        self.ask_about(ids, token, token).await
+    }
+
+    /// Says of each id of a batch whether it is seen for the first time, for a caller that will not send the batch again: as
+    /// [`Dedup::check`] with a token that nobody has. Where a front knows that all of them are duplicates nobody is asked.
+    ///
+    /// # Errors
+    /// [`OnceError`] has the token with which [`Dedup::check`] completes the batch.
+    ///
+    /// # Cancel safety
+    /// A batch whose future is dropped may be remembered in part, and nobody has its token.
+    pub async fn check_once(&self, ids: &[ClickId]) -> Result<Vec<Verdict>, OnceError> {
+        if (1..=BATCH_IDS_MAX).contains(&ids.len()) && self.knows(ids) {
+            metrics::dedup_batch(&self.stream.name, "answered");
+            return Ok(vec![Verdict::Duplicate; ids.len()]);
+        }
+        let token = BatchToken::random();
+        self.check(ids, token).await.map_err(|error| OnceError { token, error })
+    }
+
+    /// Whether a front knows of each id that it would be a duplicate. Only for what nobody has a token of.
+    pub(crate) fn knows(&self, ids: &[ClickId]) -> bool {
+        let knows = self.front.as_ref().is_some_and(|front| ids.iter().all(|id| front.knows(id)));
+        if knows {
+            metrics::dedup_front(&self.stream.name, ids.len() as u64);
+            metrics::dedup_ids(&self.stream.name, Verdict::Duplicate.as_str(), ids.len() as u64);
+        }
+        knows
     }
 
     /// Keeps the new ones of a batch from everybody else for [`Stream::lease`], without remembering them yet: for a caller that can
@@ -274,7 +350,7 @@ impl Dedup {
     /// # Errors
     /// [`DedupError::Unanswered`]: the same batch again, with the same token; or nothing, and the claims lapse.
     pub async fn claim(&self, ids: &[ClickId], token: BatchToken) -> Result<Vec<Claimed>, DedupError<Claimed>> {
-        self.ask_about(ids, token).await
+        self.ask_about(ids, token, token).await
     }
 
     /// Remembers ids that were claimed with this token, all that were `First` or a part of them, once for each token; and says which
@@ -283,7 +359,12 @@ impl Dedup {
     /// # Errors
     /// [`DedupError::Unanswered`]: the same ids again, with the same token.
     pub async fn commit(&self, ids: &[ClickId], token: BatchToken) -> Result<Vec<Committed>, DedupError<Committed>> {
-        self.ask_about(ids, token).await
+        self.ask_about(ids, token, token).await
+    }
+
+    /// Remembers some of the ids that were claimed with a token, those of others at other times: each call has a token of its own.
+    pub(crate) async fn commit_some(&self, ids: &[ClickId], claim: BatchToken) -> Result<Vec<Committed>, DedupError<Committed>> {
+        self.ask_about(ids, BatchToken::random(), claim).await
     }
 
     /// Gives ids that were claimed with this token back at once. What is committed, or somebody else's, stays as it is.
@@ -298,21 +379,27 @@ impl Dedup {
         answers.into_iter().collect()
     }
 
-    async fn ask_about<V: Told>(&self, ids: &[ClickId], token: BatchToken) -> Result<Vec<V>, DedupError<V>> {
+    async fn ask_about<V: Told>(&self, ids: &[ClickId], token: BatchToken, claim: BatchToken) -> Result<Vec<V>, DedupError<V>> {
         if ids.len() > BATCH_IDS_MAX {
             return Err(DedupError::TooMany { ids: ids.len() });
         }
         let Split { calls, fingerprint, repeats } = split(ids, self.stream.shards, token, V::PURPOSE);
         let until = Instant::now() + self.patience_for(V::PURPOSE);
         // Put together before the first of them waits: a closure that is kept meanwhile could not go to another thread.
-        let asked: Vec<_> = calls.iter().map(|part| self.ask(part, &fingerprint, token, until)).collect();
-        let answers: Vec<Result<Option<Vec<V>>, StoreError>> = futures::iter(asked).buffered(CALLS_AT_ONCE_MAX).collect().await;
+        let asked: Vec<_> = calls.iter().map(|part| self.ask(part, &fingerprint, claim, until)).collect();
+        let answers: Vec<Result<Option<Answer<V>>, StoreError>> =
+            futures::iter(asked).buffered(CALLS_AT_ONCE_MAX).collect().await;
         let mut verdicts = vec![None; ids.len()];
         let (mut failed, mut conflict) = (None, false);
         for (part, answer) in calls.iter().zip(answers) {
             match answer {
-                Ok(Some(told)) => {
-                    part.places.iter().zip(told).for_each(|(place, verdict)| verdicts[*place] = Some(verdict));
+                Ok(Some(Answer { told, asked_ms })) => {
+                    for (place, verdict) in part.places.iter().zip(told) {
+                        verdicts[*place] = Some(verdict);
+                        if let (Some(front), Some(asked_ms), true) = (&self.front, asked_ms, verdict.is_remembered()) {
+                            front.learn(&ids[*place], asked_ms);
+                        }
+                    }
                 }
                 Ok(None) => conflict = true,
                 Err(error) => failed = Some(error),
@@ -344,13 +431,19 @@ impl Dedup {
         &self,
         part: &Part,
         fingerprint: &HalfBytes,
-        token: BatchToken,
+        claim: BatchToken,
         until: Instant,
-    ) -> Result<Option<Vec<V>>, StoreError> {
+    ) -> Result<Option<Answer<V>>, StoreError> {
         let batch = self.batch(part, fingerprint, V::PURPOSE);
-        match self.patiently(until, || V::ask(&self.store, &batch, token)).await? {
-            Deduplicated::Checked { verdicts } | Deduplicated::Repeated { verdicts } => {
-                read(&verdicts, part.places.len()).map(Some)
+        // Before it is sent: what Redis remembers from then on it remembers for a window from here at least.
+        let asked_ms = boottime_ms();
+        match self.patiently(until, || V::ask(&self.store, &batch, claim)).await? {
+            Deduplicated::Checked { verdicts } => {
+                read(&verdicts, part.places.len()).map(|told| Some(Answer { told, asked_ms: Some(asked_ms) }))
+            }
+            // Told before, nobody here knows when.
+            Deduplicated::Repeated { verdicts } => {
+                read(&verdicts, part.places.len()).map(|told| Some(Answer { told, asked_ms: None }))
             }
             Deduplicated::Conflict => Ok(None),
         }

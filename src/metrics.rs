@@ -48,6 +48,11 @@ pub const WRITES_LOST: &str = "onejob_writes_lost_total";
 pub const DEDUP_IDS: &str = "onejob_dedup_ids_total";
 /// Batches of clicks by stream and by how they ended: `answered`, `unanswered` in part or as a whole, `conflict` of their tokens.
 pub const DEDUP_BATCHES: &str = "onejob_dedup_batches_total";
+/// Ids of clicks that were known here to be duplicates, so that nobody was asked, by stream.
+pub const DEDUP_FRONT: &str = "onejob_dedup_front_total";
+/// Requests to a `DedupLayer` by stream and by what became of them: `first`, `duplicate`, `held` by another one, `invalid`; `refused`
+/// and `passed` without a verdict; of what was claimed `released`, `lost`, `uncommitted`.
+pub const DEDUP_REQUESTS: &str = "onejob_dedup_requests_total";
 /// A job's time on this gateway besides its calls to providers and the delays between them.
 pub const OVERHEAD_SECONDS: &str = "onejob_overhead_seconds";
 /// Jobs of other gateways that this one went on with.
@@ -144,6 +149,7 @@ const SCRIPTS: &[&str] = &[
 ];
 const CLICKS_ARE: &[&str] = &["first", "duplicate", "claimed", "held", "committed", "lost"];
 const BATCHES_AS: &[&str] = &["answered", "unanswered", "conflict"];
+const REQUESTS_AS: &[&str] = &["first", "duplicate", "held", "invalid", "refused", "passed", "released", "lost", "uncommitted"];
 const ERROR_CLASSES: &[&str] = &["not_executed", "ambiguous", "not_durable", "fatal"];
 const LOST: &[&str] = &["job", "attempt", "ending", "stream"];
 const COMMITS_AS: &[&str] = &["durable", "short", "error"];
@@ -264,7 +270,7 @@ impl Metric {
 }
 
 /// Every metric, for dashboards and tests, in the order of their names above.
-pub const ALL: [Metric; 44] = [
+pub const ALL: [Metric; 46] = [
     Metric::counter(SUBMITS, "Submits by result.", &[("result", Values::Words(SUBMIT_RESULTS))]),
     Metric::counter(
         ATTEMPTS,
@@ -305,6 +311,12 @@ pub const ALL: [Metric; 44] = [
         DEDUP_BATCHES,
         "Batches of clicks by stream and by how they ended.",
         &[("stream", Values::Streams), ("outcome", Values::Words(BATCHES_AS))],
+    ),
+    Metric::counter(DEDUP_FRONT, "Clicks that were known here to be duplicates, by stream.", &[("stream", Values::Streams)]),
+    Metric::counter(
+        DEDUP_REQUESTS,
+        "Requests to a layer that drops duplicates, by stream and by what became of them.",
+        &[("stream", Values::Streams), ("outcome", Values::Words(REQUESTS_AS))],
     ),
     Metric::histogram(
         OVERHEAD_SECONDS,
@@ -495,6 +507,15 @@ pub(crate) fn dedup_ids(stream: &str, verdict: &'static str, ids: u64) {
 
 pub(crate) fn dedup_batch(stream: &str, outcome: &'static str) {
     counter!(DEDUP_BATCHES, "stream" => stream.to_owned(), "outcome" => outcome).increment(1);
+}
+
+pub(crate) fn dedup_front(stream: &str, ids: u64) {
+    counter!(DEDUP_FRONT, "stream" => stream.to_owned()).increment(ids);
+}
+
+pub(crate) fn dedup_request(stream: &str, outcome: &'static str) {
+    debug_assert!(REQUESTS_AS.contains(&outcome), "{outcome}");
+    counter!(DEDUP_REQUESTS, "stream" => stream.to_owned(), "outcome" => outcome).increment(1);
 }
 
 pub(crate) fn overhead(took: Duration) {

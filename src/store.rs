@@ -46,7 +46,7 @@ mod sentinel;
 mod slots;
 mod streams;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod transitions;
 mod tried;
 mod wake;

@@ -20,6 +20,8 @@ mod config;
 mod dashboards;
 mod dedup;
 mod dedup_faults;
+mod dedup_front;
+mod dedup_layer;
 mod duplicates;
 mod durability;
 mod fleet;
