@@ -268,7 +268,8 @@ impl Gateway {
     /// Binds. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// The address cannot be bound, an origin is none, a stream of clicks cannot be, or the gateway would be open to others than this machine.
+    /// The address cannot be bound, an origin is none, a stream of clicks cannot be, or the gateway would be open to others than this
+    /// machine.
     pub fn bind(options: ServerOptions, runtime: Runtime) -> io::Result<Gateway> {
         let refused = |problem: String| io::Error::new(io::ErrorKind::InvalidInput, problem);
         if matches!(options.owners, Owners::Open) && !options.listen.ip().is_loopback() {

@@ -19,7 +19,10 @@ impl Checker<'_> {
             self.name("stream", name);
             self.click_fields(&format!("{key}.fields"), &entry.fields);
             let StreamEntry { window, slices, shards, expected, keep, lease, .. } = *entry;
-            self.click_time(&format!("{key}.window"), window, STREAM_WINDOW_MAX, "");
+            let key_of_window = format!("{key}.window");
+            self.click_time(&key_of_window, window, STREAM_WINDOW_MAX, "");
+            // One that is refused itself is no measure.
+            let window = if self.told_of(&key_of_window) { STREAM_WINDOW_MAX } else { window };
             self.number(&format!("{key}.slices"), slices as usize, 1, STREAM_SLICES_MAX as usize);
             self.number(&format!("{key}.shards"), shards.into(), 1, STREAM_SHARDS_MAX.into());
             let expected = usize::try_from(expected).unwrap_or(usize::MAX);
@@ -53,8 +56,6 @@ impl Checker<'_> {
     }
 
     fn click_time(&mut self, key: &str, value: Duration, max: Duration, of: &str) {
-        // A window that is refused itself is no measure.
-        let max = max.max(CLICKS_DURATION_MIN);
         if value < CLICKS_DURATION_MIN || value > max {
             let what = format!("it must be {} to {}{of}", shown(CLICKS_DURATION_MIN), shown(max));
             self.refuse(key, Some(&shown(value)), what, "choose a time in this range");
