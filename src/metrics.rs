@@ -662,7 +662,7 @@ mod tests {
     #[test]
     fn a_metric_has_a_series_for_every_combination_of_its_labels() {
         let attempts = ALL.iter().find(|metric| metric.name == ATTEMPTS).unwrap();
-        let combinations = attempts.combinations(&["laser", "inkjet"], &["print"]);
+        let combinations = attempts.combinations(&["laser", "inkjet"], &["print"], &[]);
         assert_eq!(combinations.len(), 2 * OUTCOMES.len());
         let told = |label: &metrics::Label| format!("{}={}", label.key(), label.value());
         let first: Vec<_> = combinations[0].iter().map(told).collect();
