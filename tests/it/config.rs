@@ -772,8 +772,8 @@ fn a_stream_of_clicks_has_the_defaults_of_the_library_and_its_limits() {
     for (keys, key, what) in [
         ("window = \"999ms\"", "window", "it must be 1s to"),
         ("window = \"367days\"", "window", "it must be 1s to"),
-        ("slices = 0", "slices", "it must be 1 to 4"),
-        ("slices = 5", "slices", "it must be 1 to 4"),
+        ("slices = 0", "slices", "it must be 1 to 64"),
+        ("slices = 65", "slices", "it must be 1 to 64"),
         ("shards = 0", "shards", "it must be 1 to 256"),
         ("shards = 257", "shards", "it must be 1 to 256"),
         ("expected = 0", "expected", "it must be 1 to 1000000000000"),
