@@ -23,6 +23,7 @@ use crate::validate::Validator;
 
 mod asking;
 mod check;
+mod clicks;
 mod describe;
 mod qualify;
 mod required;
@@ -33,6 +34,7 @@ mod stream;
 pub use crate::policy::{Breaker, Effects, FailoverOn, Gate, LINGER_MAX, RetryBudget, TCP_USER_TIMEOUT};
 pub use crate::validate::Parse;
 pub use asking::{Cancel, Fetch, Find, Means, Missing, Poll, Preset, Status, Submit, Webhook};
+pub use clicks::{CLICK_STREAMS_MAX, EXPECTED_MAX, StreamEntry};
 pub use qualify::{
     ANSWERS_MAX, LIFE_DATED, LIFE_FLOATING, LIFE_MAX, PROMPT_BYTES_MAX, PromptEntry, Qualified, QualifyEntry, SpecialTokens,
     SuspendEntry,
@@ -48,7 +50,7 @@ pub const ATTEMPTS_MAX: u32 = 32;
 pub const ROUTES_MAX: usize = 256;
 /// Most providers: each is a label of metrics.
 pub const PROVIDERS_MAX: usize = 256;
-/// Longest name of a route or a provider in bytes: it is a label of metrics and a part of URLs.
+/// Longest name of a route, a provider or a stream of clicks in bytes: it is a label of metrics and a part of URLs.
 pub const NAME_BYTES_MAX: usize = 32;
 
 /// The whole configuration, checked: [`Config::load`] is the one way to get it.
@@ -66,6 +68,8 @@ pub struct Config {
     pub provider: BTreeMap<String, ProviderEntry>,
     /// The routes by name.
     pub route: BTreeMap<String, Route>,
+    /// The streams of clicks by name.
+    pub stream: BTreeMap<String, StreamEntry>,
     /// The credentials that `auth` names, by provider.
     #[serde(skip)]
     bearers: BTreeMap<String, Secret>,
@@ -93,6 +97,7 @@ struct Document {
     owner: BTreeMap<String, OwnerEntry>,
     provider: BTreeMap<String, ProviderEntry>,
     route: BTreeMap<String, Route>,
+    stream: BTreeMap<String, StreamEntry>,
 }
 
 /// Why there is no configuration.
@@ -171,7 +176,7 @@ impl Config {
         if !read.problems.is_empty() {
             return Err(ConfigError::Refused { problems: read.problems });
         }
-        let Document { server, redis, runtime, owner, provider, route } = read.document;
+        let Document { server, redis, runtime, owner, provider, route, stream } = read.document;
         Ok(Config {
             server,
             redis,
@@ -179,6 +184,7 @@ impl Config {
             owner,
             provider,
             route,
+            stream,
             bearers,
             webhook_secrets,
             validators,

@@ -173,6 +173,10 @@ pub(crate) const OPERATIONS: &[&str] = &[
     "finish_attempt",
     "resolve_attempt",
     "take_webhook",
+    "check_clicks",
+    "claim_clicks",
+    "commit_clicks",
+    "release_clicks",
     "pass_through",
     "proxy",
     "healthz",
@@ -238,15 +242,14 @@ impl Metric {
     }
 
     /// Every combination of what its labels may say.
-    fn combinations(&self, providers: &[&str], routes: &[&str]) -> Vec<Vec<metrics::Label>> {
+    fn combinations(&self, providers: &[&str], routes: &[&str], streams: &[&str]) -> Vec<Vec<metrics::Label>> {
         let mut combinations = vec![Vec::new()];
         for (label, values) in self.labels {
             let values = match values {
                 Values::Words(words) => words,
                 Values::Providers => providers,
                 Values::Routes => routes,
-                // They are declared by whoever asks.
-                Values::Streams => &[],
+                Values::Streams => streams,
             };
             let longer = |shorter: &Vec<metrics::Label>| {
                 let of = |value: &&str| [&shorter[..], &[metrics::Label::new(*label, (*value).to_owned())]].concat();
@@ -257,8 +260,8 @@ impl Metric {
         combinations
     }
 
-    fn start_at_zero(&self, providers: &[&str], routes: &[&str]) {
-        for labels in self.combinations(providers, routes) {
+    fn start_at_zero(&self, providers: &[&str], routes: &[&str], streams: &[&str]) {
+        for labels in self.combinations(providers, routes, streams) {
             match self.kind {
                 Kind::Counter => counter!(self.name, labels).increment(0),
                 Kind::Histogram => drop(histogram!(self.name, labels)),
@@ -406,7 +409,8 @@ pub fn describe() {
 /// Sets at zero what a runtime with these providers and routes may count.
 pub(crate) fn start_at_zero(providers: &[&str], routes: &[&str]) {
     for metric in ALL.iter().filter(|metric| metric.name != HTTP_REQUESTS) {
-        metric.start_at_zero(providers, routes);
+        // Streams of clicks are declared by whoever asks.
+        metric.start_at_zero(providers, routes, &[]);
     }
     for provider in providers {
         breaker_state(provider, 0);
@@ -426,7 +430,15 @@ pub(crate) fn start_at_zero(providers: &[&str], routes: &[&str]) {
 #[cfg(feature = "gateway")]
 pub(crate) fn start_requests_at_zero() {
     for metric in ALL.iter().filter(|metric| metric.name == HTTP_REQUESTS) {
-        metric.start_at_zero(&[], &[]);
+        metric.start_at_zero(&[], &[], &[]);
+    }
+}
+
+/// Sets at zero what is counted of these streams of clicks.
+#[cfg(feature = "gateway")]
+pub(crate) fn start_streams_at_zero(streams: &[&str]) {
+    for metric in ALL.iter().filter(|metric| metric.labels.iter().any(|(_, values)| *values == Values::Streams)) {
+        metric.start_at_zero(&[], &[], streams);
     }
 }
 
@@ -671,7 +683,7 @@ mod tests {
     #[test]
     fn a_metric_has_a_series_for_every_combination_of_its_labels() {
         let attempts = ALL.iter().find(|metric| metric.name == ATTEMPTS).unwrap();
-        let combinations = attempts.combinations(&["laser", "inkjet"], &["print"]);
+        let combinations = attempts.combinations(&["laser", "inkjet"], &["print"], &[]);
         assert_eq!(combinations.len(), 2 * OUTCOMES.len());
         let told = |label: &metrics::Label| format!("{}={}", label.key(), label.value());
         let first: Vec<_> = combinations[0].iter().map(told).collect();

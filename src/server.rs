@@ -45,6 +45,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::config;
+use crate::dedup::{Dedup, Stream};
 use crate::metrics;
 use crate::runtime::Runtime;
 
@@ -52,6 +53,7 @@ mod answer;
 mod attempts;
 mod auth;
 mod body;
+mod dedup;
 mod document;
 mod headers;
 mod health;
@@ -93,6 +95,8 @@ const ANSWER_READ_MAX: Duration = Duration::from_secs(300);
 const CONNECTION_AGE_MAX: Duration = Duration::from_secs(3600);
 /// How long requests have to be answered once the gateway stops. Waits end at once.
 const STOP_GRACE: Duration = Duration::from_secs(5);
+/// How long clicks are asked about while Redis does not answer: less than detached work has when the gateway stops.
+const CLICKS_PATIENCE: Duration = Duration::from_secs(5);
 /// How often the recorder of metrics is read though nobody scrapes.
 const METRICS_UPKEEP: Duration = Duration::from_secs(30);
 /// The least buffer that an HTTP/1 connection reads with: the library's own minimum.
@@ -142,6 +146,8 @@ pub struct ServerOptions {
     /// By route: request headers that a proxied request passes on, beside content type, content encoding and `accept`. Never a
     /// credential.
     pub forward_headers: BTreeMap<String, Vec<String>>,
+    /// Streams of clicks that it may be asked about.
+    pub streams: Vec<Stream>,
     /// Renders `/metrics`.
     pub metrics: Option<RenderMetrics>,
 }
@@ -166,7 +172,8 @@ impl ConflictStatus {
 }
 
 impl ServerOptions {
-    /// The options that a configuration stands for; no headers are forwarded and no metrics rendered unless the caller says so.
+    /// The options that a configuration stands for; no headers are forwarded, no clicks checked and no metrics rendered unless the
+    /// caller says so.
     pub fn from_config(server: &config::Server, owners: Owners) -> Self {
         ServerOptions {
             listen: server.listen,
@@ -188,6 +195,7 @@ impl ServerOptions {
             conflict: if server.conflict_status == 422 { ConflictStatus::UnprocessableContent } else { ConflictStatus::Conflict },
             cors_origins: server.cors_origins.clone(),
             forward_headers: BTreeMap::new(),
+            streams: Vec::new(),
             metrics: None,
         }
     }
@@ -208,6 +216,8 @@ pub(crate) struct App {
     pub(crate) bodies: Arc<Semaphore>,
     /// The memory for stored answers, in steps of [`answer::ANSWER_STEP_BYTES`].
     pub(crate) answers: Arc<Semaphore>,
+    /// Streams of clicks by name.
+    pub(crate) streams: BTreeMap<String, Dedup>,
     /// Places for changes.
     detached: Arc<Semaphore>,
     pub(crate) openapi: String,
@@ -258,7 +268,8 @@ impl Gateway {
     /// Binds. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// The address cannot be bound, an origin is none, or the gateway would be open to others than this machine.
+    /// The address cannot be bound, an origin is none, a stream of clicks cannot be, or the gateway would be open to others than this
+    /// machine.
     pub fn bind(options: ServerOptions, runtime: Runtime) -> io::Result<Gateway> {
         let refused = |problem: String| io::Error::new(io::ErrorKind::InvalidInput, problem);
         if matches!(options.owners, Owners::Open) && !options.listen.ip().is_loopback() {
@@ -266,6 +277,13 @@ impl Gateway {
             return Err(refused(format!("server.listen {listen} is not a loopback address, and no owner has a token")));
         }
         let cors = cors(&options.cors_origins).map_err(refused)?;
+        let mut streams = BTreeMap::new();
+        for stream in &options.streams {
+            let dedup = Dedup::new(runtime.store(), stream.clone()).map_err(|error| refused(error.to_string()))?;
+            if streams.insert(stream.name.clone(), dedup.with_patience(CLICKS_PATIENCE)).is_some() {
+                return Err(refused(format!("stream {:?} is there twice", stream.name)));
+            }
+        }
         let socket = if options.listen.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         socket.set_reuseaddr(true)?;
         socket.bind(options.listen)?;
@@ -275,12 +293,14 @@ impl Gateway {
         let answers = options.answers_bytes_max.div_ceil(answer::ANSWER_STEP_BYTES).min(Semaphore::MAX_PERMITS);
         let detached = Arc::new(Semaphore::new(options.detached_max.min(Semaphore::MAX_PERMITS)));
         metrics::start_requests_at_zero();
+        metrics::start_streams_at_zero(&streams.keys().map(String::as_str).collect::<Vec<_>>());
         let app = Arc::new(App {
             runtime,
             options,
             stopping: CancellationToken::new(),
             bodies: Arc::new(Semaphore::new(bodies.min(Semaphore::MAX_PERMITS))),
             answers: Arc::new(Semaphore::new(answers)),
+            streams,
             detached,
             openapi: openapi(),
             tasks: TaskTracker::new(),
@@ -520,6 +540,10 @@ fn operation(method: &Method, path: &str) -> &'static str {
         "/v1/jobs/{id}/attempts/{number}/finish" => "finish_attempt",
         "/v1/jobs/{id}/attempts/{number}/resolve" => "resolve_attempt",
         "/v1/webhooks/{provider}/{id}/{number}" => "take_webhook",
+        "/v1/dedup/{stream}" => "check_clicks",
+        "/v1/dedup/{stream}/claim" => "claim_clicks",
+        "/v1/dedup/{stream}/commit" => "commit_clicks",
+        "/v1/dedup/{stream}/release" => "release_clicks",
         PROXY_PATH | "/proxy/{route}/" if safe => "pass_through",
         PROXY_PATH | "/proxy/{route}/" => "proxy",
         "/healthz" => "healthz",
@@ -557,6 +581,7 @@ const PROXY_PATH: &str = "/proxy/{route}/{*rest}";
     info(title = "onejob", description = "One job per intent: idempotent submission, guarded attempts and exactly one result."),
     tags(
         (name = "jobs", description = "Submit, read, wait, cancel"),
+        (name = "clicks", description = "Which clicks of a stream are new"),
         (name = "proxy", description = "A provider's base URL, with exactly one result for each key"),
         (name = "attempts", description = "Attempts driven from outside (role `operate`)"),
         (name = "webhooks", description = "What providers say by themselves (signed, no credential)"),
@@ -598,6 +623,10 @@ fn documented_router() -> (Router<Arc<App>>, OpenApi) {
         .routes(routes!(attempts::finish_attempt))
         .routes(routes!(attempts::resolve_attempt))
         .routes(routes!(webhooks::take_webhook))
+        .routes(routes!(dedup::check_clicks))
+        .routes(routes!(dedup::claim_clicks))
+        .routes(routes!(dedup::commit_clicks))
+        .routes(routes!(dedup::release_clicks))
         .routes(routes!(proxy::proxy, proxy::pass_through))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))

@@ -98,6 +98,7 @@ pub(super) fn server_options(config: &Config, metrics: RenderMetrics) -> Result<
     let forward = |(name, route): (&String, &config::Route)| (name.clone(), route.forward_headers.clone());
     Ok(ServerOptions {
         forward_headers: config.route.iter().map(forward).collect(),
+        streams: config.stream.iter().map(|(name, entry)| entry.stream(name)).collect(),
         metrics: Some(metrics),
         ..ServerOptions::from_config(&config.server, owners)
     })

@@ -41,28 +41,31 @@ fn check(context: &Context) -> Result<Exit, Failure> {
         let problem = json!({ "ok": false, "problems": problems(&error) });
         Failure { problem: Some(problem), ..Failure::from(error) }
     })?;
-    let (providers, routes) = (config.provider.len(), config.route.len());
+    let (providers, routes, streams) = (config.provider.len(), config.route.len(), config.stream.len());
     let assertions = config.assertions();
     let remarks = config.remarks();
     let value = json!({
         "ok": true,
         "providers": providers,
         "routes": config.describe_json()["routes"],
+        "streams": streams,
         "assertions": assertions,
         "remarks": remarks,
     });
     let (providers, routes) = (show::count(providers, "provider"), show::count(routes, "route"));
+    let streams = if streams == 0 { String::new() } else { format!(", {}", show::count(streams, "stream")) };
     warn_without_routes(&config);
     let [assertions, remarks] =
         [assertions, remarks].map(|lines| lines.iter().map(|line| format!("{line}\n")).collect::<String>());
-    context
-        .print(&value, || format!("{assertions}{}{remarks}the configuration is good: {providers}, {routes}", follows(&config)));
+    context.print(&value, || {
+        format!("{assertions}{}{remarks}the configuration is good: {providers}, {routes}{streams}", follows(&config))
+    });
     Ok(Exit::Done)
 }
 
-/// Says that nothing can be submitted, where that is so.
+/// Says that nothing can be submitted, where that is so and clicks are not what it is for.
 pub(super) fn warn_without_routes(config: &Config) {
-    if config.route.is_empty() {
+    if config.route.is_empty() && config.stream.is_empty() {
         say("warning: there is no route, so nothing can be submitted; `onejob config example` shows one");
     }
 }

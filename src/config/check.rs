@@ -25,6 +25,7 @@ use crate::policy::PERCENTILES;
 use crate::validate::Validator;
 
 mod asking;
+mod clicks;
 
 /// Longest time of any kind: sums of several still fit every clock, and more is a slip of the pen.
 const DURATION_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
@@ -126,6 +127,7 @@ pub(super) fn check(read: &mut Read, environment: &Environment) -> Resolved {
     checker.runtime(&checker.read.document);
     let Secrets { bearers, webhook_secrets } = checker.providers(&checker.read.document, environment);
     let (validators, qualified) = checker.routes(&checker.read.document);
+    checker.click_streams(&checker.read.document);
     let found = checker.found;
     read.problems.extend(found);
     Resolved { bearers, webhook_secrets, validators, qualified }

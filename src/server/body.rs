@@ -63,26 +63,33 @@ pub(crate) async fn read(app: &Arc<App>, body: Body) -> Result<Held, Problem> {
 }
 
 impl Held {
-    /// Takes what is missing for a length from the memory for bodies, at once or not at all: who waited would hold what others
-    /// need.
+    /// Takes what is missing for a length from the memory for bodies.
     fn grow(&mut self, app: &App, length: usize) -> Result<(), Problem> {
         let has = self.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let missing = length.div_ceil(BODY_STEP_BYTES).saturating_sub(has);
         if missing == 0 {
             return Ok(());
         }
-        let missing = u32::try_from(missing).unwrap_or(u32::MAX);
-        let Ok(more) = Arc::clone(&app.bodies).try_acquire_many_owned(missing) else {
-            let limit = app.options.bodies_bytes_max;
-            let detail = format!("the request bodies in flight fill the {limit} bytes that are meant for them; nothing happened");
-            return Err(Problem::new(Kind::Overloaded, detail).member("limit", limit));
-        };
+        let more = room(app, missing * BODY_STEP_BYTES)?;
         match &mut self.share {
             Some(share) => share.merge(more),
             None => self.share = Some(more),
         }
         Ok(())
     }
+}
+
+/// Takes so many bytes of the memory for bodies, at once or not at all: who waited would hold what others need.
+///
+/// # Errors
+/// There are too many bodies at once.
+pub(crate) fn room(app: &App, bytes: usize) -> Result<OwnedSemaphorePermit, Problem> {
+    let steps = u32::try_from(bytes.div_ceil(BODY_STEP_BYTES)).unwrap_or(u32::MAX);
+    Arc::clone(&app.bodies).try_acquire_many_owned(steps).map_err(|_| {
+        let limit = app.options.bodies_bytes_max;
+        let detail = format!("the request bodies in flight fill the {limit} bytes that are meant for them; nothing happened");
+        Problem::new(Kind::Overloaded, detail).member("limit", limit)
+    })
 }
 
 /// Insists that a body, if there is one, is declared as JSON: a browser's form cannot send that without asking first.

@@ -63,13 +63,16 @@ kinds! {
     Forbidden "forbidden" FORBIDDEN Gateway No "The owner lacks a role";
     PathUnknown "path-unknown" NOT_FOUND Gateway No "Nothing is here";
     RouteUnknown "route-unknown" NOT_FOUND Gateway No "There is no such route";
+    StreamUnknown "stream-unknown" NOT_FOUND Gateway No "There is no such stream of clicks";
     JobUnknown "job-unknown" NOT_FOUND Job No "There is no such job";
     MethodNotAllowed "method-not-allowed" METHOD_NOT_ALLOWED Gateway No "Not this method here";
     BodyTimeout "body-timeout" REQUEST_TIMEOUT Gateway Yes "The body came too slowly";
     BodyTooLarge "body-too-large" PAYLOAD_TOO_LARGE Gateway No "The body is too large";
+    ClicksTooMany "clicks-too-many" PAYLOAD_TOO_LARGE Gateway No "There are too many clicks";
     MediaTypeUnsupported "media-type-unsupported" UNSUPPORTED_MEDIA_TYPE Gateway No "Not this media type here";
     RequestUnrenderable "request-unrenderable" UNPROCESSABLE_ENTITY Gateway No "No provider of the route can be asked this";
     InputInvalid "input-invalid" UNPROCESSABLE_ENTITY Gateway No "The input is not as the route requires";
+    ClickInvalid "click-invalid" UNPROCESSABLE_ENTITY Gateway No "A click is not as its stream requires";
     OutputInvalid "output-invalid" UNPROCESSABLE_ENTITY Gateway No "The result is not as the route requires";
     HeadTooLarge "head-too-large" REQUEST_HEADER_FIELDS_TOO_LARGE Gateway No "The request's head is too large";
     HeadersTooMany "headers-too-many" REQUEST_HEADER_FIELDS_TOO_LARGE Gateway No "The request has too many headers";
@@ -248,6 +251,23 @@ impl Problem {
         self
     }
 
+    /// The document, as it is answered.
+    pub(crate) fn document(&self) -> Document {
+        let Inner { kind, status, detail, job, members, .. } = &*self.0;
+        let facts = kind.facts();
+        Document {
+            kind: format!("{TYPE_PREFIX}{}", facts.name),
+            title: facts.title,
+            status: status.as_u16(),
+            message: detail.clone(),
+            detail: detail.clone(),
+            retryable: facts.retry == Retry::Yes,
+            source: facts.source.as_str(),
+            job_id: job.map(|id| id.to_string()),
+            members: members.clone(),
+        }
+    }
+
     /// No job of that id for this caller: absent and another owner's look the same.
     pub(crate) fn job_unknown() -> Self {
         Problem::new(Kind::JobUnknown, "there is no such job or attempt, or it is not yours")
@@ -346,27 +366,15 @@ impl From<ReadError> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let Inner { kind, status, detail, job, retry_after, members, headers } = *self.0;
-        let facts = kind.facts();
-        let retryable = facts.retry == Retry::Yes;
-        let document = Document {
-            kind: format!("{TYPE_PREFIX}{}", facts.name),
-            title: facts.title,
-            status: status.as_u16(),
-            message: detail.clone(),
-            detail,
-            retryable,
-            source: facts.source.as_str(),
-            job_id: job.map(|id| id.to_string()),
-            members,
-        };
+        let document = self.document();
+        let Inner { status, retry_after, headers, .. } = *self.0;
         let body = serde_json::to_vec(&document).expect("a problem is plain data");
         let mut response = (status, body).into_response();
         let out = response.headers_mut();
         out.extend(headers);
         out.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         out.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        out.insert(SHOULD_RETRY, HeaderValue::from_static(if retryable { "true" } else { "false" }));
+        out.insert(SHOULD_RETRY, HeaderValue::from_static(if document.retryable { "true" } else { "false" }));
         if let Some(after) = retry_after {
             out.insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(after)));
         }

@@ -759,6 +759,56 @@ fn the_numbers_of_routes_and_providers_are_bounded() {
 }
 
 #[test]
+fn a_stream_of_clicks_has_the_defaults_of_the_library_and_its_limits() {
+    let stream = |keys: &str| given(&format!("{BASE}[stream.clicks]\nfields = [\"user\", \"/ad/id\"]\n{keys}"));
+    let config = stream("").load().unwrap();
+    let declared = config.stream["clicks"].stream("clicks");
+    assert_eq!(declared, onejob::dedup::Stream::new("clicks", &["user", "/ad/id"]));
+    let all = "window = \"7d\"\nslices = 3\nshards = 5\nexpected = 70000\nkeep = \"1h\"\nlease = \"5m\"";
+    let [week, hour, five] = [7 * 86_400, 3600, 300].map(Duration::from_secs);
+    let expected =
+        onejob::dedup::Stream { window: week, slices: 3, shards: 5, expected: 70_000, keep: hour, lease: five, ..declared };
+    assert_eq!(stream(all).load().unwrap().stream["clicks"].stream("clicks"), expected);
+    for (keys, key, what) in [
+        ("window = \"999ms\"", "window", "it must be 1s to"),
+        ("window = \"367days\"", "window", "it must be 1s to"),
+        ("slices = 0", "slices", "it must be 1 to 64"),
+        ("slices = 65", "slices", "it must be 1 to 64"),
+        ("shards = 0", "shards", "it must be 1 to 256"),
+        ("shards = 257", "shards", "it must be 1 to 256"),
+        ("expected = 0", "expected", "it must be 1 to 1000000000000"),
+        ("expected = 1000000000001", "expected", "it must be 1 to 1000000000000"),
+        ("keep = \"0s\"", "keep", "it must be 1s to 1day, the window"),
+        ("keep = \"25h\"", "keep", "it must be 1s to 1day, the window"),
+        ("window = \"1m\"\nkeep = \"601s\"", "keep", "it must be 1s to 10m"),
+        ("lease = \"25h\"", "lease", "it must be 1s to 1day, the window"),
+        ("lease = \"0s\"", "lease", "it must be 1s to 1day, the window"),
+        ("size = 7", "size", "unknown key"),
+        ("window = 7", "window", "a number stands where something else is wanted"),
+    ] {
+        let problem = stream(keys).problem();
+        assert_eq!(problem.key, format!("stream.clicks.{key}"), "{problem}");
+        assert!(problem.what.contains(what), "{problem}");
+    }
+    let many: Vec<String> = (0..17).map(|field| format!("\"f{field}\"")).collect();
+    for (fields, what) in [
+        ("[]".to_owned(), "it names no field"),
+        ("[\"user\", \"user\"]".to_owned(), "it is there twice"),
+        ("[\"\"]".to_owned(), "a field has no name"),
+        ("[\"/a~2\"]".to_owned(), "no JSON pointer"),
+        (format!("[{}]", many.join(", ")), "there are 17; the limit is 16"),
+    ] {
+        let problem = given(&format!("[stream.clicks]\nfields = {fields}")).problem();
+        assert_eq!(problem.key, "stream.clicks.fields", "{problem}");
+        assert!(problem.what.contains(what), "{problem}");
+    }
+    assert!(given("[stream.clicks]").problem().what.contains("it names no field"));
+    assert!(given("[stream.\"a.b\"]\nfields = [\"user\"]").problem().what.contains("1 to 32"));
+    let streams: String = (0..257).map(|n| format!("[stream.s{n}]\nfields = [\"user\"]\n")).collect();
+    assert!(given(&streams).problem().what.contains("257; the limit is 256"));
+}
+
+#[test]
 fn every_number_and_time_has_limits() {
     for (key, values) in [
         ("server.body_bytes_max", &["0", "536870913"][..]),

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::Frame;
 use hyper_util::client::legacy::Client as HyperClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -22,6 +23,7 @@ use onejob::store::{Store, StoreOptions};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{Redis, SOON, simulated, until};
@@ -300,6 +302,35 @@ impl Opened {
     }
 }
 
+/// A request whose body is sent in parts, and whose answer may come meanwhile.
+pub struct Feed {
+    parts: mpsc::Sender<Result<Frame<Bytes>, std::io::Error>>,
+    answer: tokio::task::JoinHandle<Opened>,
+}
+
+impl Feed {
+    /// Sends a part. One that nobody takes any more is lost.
+    pub async fn send(&self, part: impl Into<Bytes>) {
+        let sent = self.parts.send(Ok(Frame::data(part.into())));
+        let _ = tokio::time::timeout(SOON, sent).await.expect("it is taken, or the answer is over");
+    }
+
+    /// Waits for the answer's head; the body may still be sent.
+    pub async fn opened(self) -> (mpsc::Sender<Result<Frame<Bytes>, std::io::Error>>, Opened) {
+        let opened = tokio::time::timeout(SOON, self.answer).await.expect("there is an answer").unwrap();
+        (self.parts, opened)
+    }
+
+    /// Ends the body and returns the answer, whole.
+    pub async fn end(self) -> Answer {
+        let Feed { parts, answer } = self;
+        drop(parts);
+        let opened = tokio::time::timeout(SOON, answer).await.expect("there is an answer").unwrap();
+        let (status, headers) = (opened.status, opened.headers.clone());
+        Answer { status, headers, body: opened.end().await.expect("it ends well").into() }
+    }
+}
+
 /// A client of one owner at one gateway.
 #[derive(Clone)]
 pub struct Client {
@@ -348,6 +379,26 @@ impl Client {
         let request = request.body(Full::new(Bytes::from(json.to_owned()))).unwrap();
         let (head, body) = self.http.request(request).await.unwrap().into_parts();
         Opened { status: head.status.as_u16(), headers: head.headers, body, read: Vec::new() }
+    }
+
+    /// Posts a body that is yet to come, by a connection of its own.
+    pub fn feed(&self, path: &str, headers: &[(&str, &str)]) -> Feed {
+        let (parts, coming) = mpsc::channel::<Result<Frame<Bytes>, std::io::Error>>(1);
+        let mut request = http::Request::builder().method("POST").uri(format!("http://{}{path}", self.addr));
+        if !self.token.is_empty() {
+            request = request.header("authorization", format!("Bearer {}", self.token));
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let body = futures_util::stream::unfold(coming, |mut coming| async { Some((coming.recv().await?, coming)) });
+        let request = request.body(StreamBody::new(Box::pin(body))).unwrap();
+        let http = HyperClient::builder(TokioExecutor::new()).retry_canceled_requests(false).build_http();
+        let answer = tokio::spawn(async move {
+            let (head, body) = http.request(request).await.unwrap().into_parts();
+            Opened { status: head.status.as_u16(), headers: head.headers, body, read: Vec::new() }
+        });
+        Feed { parts, answer }
     }
 
     pub async fn get(&self, path: &str) -> Answer {

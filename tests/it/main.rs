@@ -28,6 +28,8 @@ mod fleet;
 mod histories;
 mod http_attempts;
 mod http_auth;
+mod http_dedup;
+mod http_dedup_lines;
 mod http_health;
 mod http_jobs;
 mod http_limits;
