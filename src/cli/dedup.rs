@@ -359,7 +359,10 @@ async fn filter(
     let tell = |how| told(arguments, &counts, before, began, how);
     match ended {
         // It has seen enough.
-        Err(Broken::Closed) => Ok(Exit::Done),
+        Err(Broken::Closed) => {
+            filter.wind_up().await;
+            Ok(Exit::Done)
+        }
         Err(Broken::Failed(failure)) => {
             tell("failed");
             Err(Failure { error: anyhow::Error::msg(format!("{failure}; {settled}")), ..failure })

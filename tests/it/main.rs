@@ -20,6 +20,7 @@ mod config;
 mod dashboards;
 mod dedup;
 mod dedup_bench;
+mod dedup_filter;
 mod duplicates;
 mod durability;
 mod fleet;

@@ -187,6 +187,13 @@ impl Filter {
         Ok(ended)
     }
 
+    /// Waits for what was asked about, so that no call is broken off.
+    pub(super) async fn wind_up(&mut self) {
+        for asked in std::mem::take(&mut self.work.asked) {
+            let _ = asked.await;
+        }
+    }
+
     /// Asks about as many batches as there is room for.
     fn ask_ahead(&mut self) {
         if self.work.stopping {
