@@ -219,7 +219,8 @@ fn prepare(arguments: &Arguments, stream: &Stream, config: &Config) -> Result<Re
     };
     let is_ours = found.is_some();
     let state = found.unwrap_or_else(|| State::begin(parameters));
-    let head = input.head().map_err(unreadable)?;
+    // Where nobody asks later, what comes slowly is not waited for.
+    let head = if file.is_some() { input.head().map_err(unreadable)? } else { Vec::new() };
     let head_bytes = usize::try_from(state.head_bytes).unwrap_or(usize::MAX);
     if is_ours && head_bytes > 0 && head.get(..head_bytes).is_none_or(|head| fingerprint(head) != state.head) {
         return Err(usage(format!("{name}: it begins differently than what the run had read: it is another input")));

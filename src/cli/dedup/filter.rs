@@ -362,20 +362,27 @@ impl Filter {
     async fn freshen(&mut self, group: &mut VecDeque<Asked>) -> Result<(), Failure> {
         let lease = self.dedup.stream().lease;
         let is_old = |asked: &Asked| boot_clock().saturating_sub(asked.since) > lease / 2 && !asked.claimed(0).is_empty();
-        let mut tries = 0;
-        while let Some(place) = group.iter().position(is_old) {
-            let Some(asked) = group.remove(place) else { return Ok(()) };
-            if tries == FRESH_TRIES_MAX {
-                let what =
-                    format!("claims are older than half of --lease, {lease:?}, before they can be written: make it longer");
-                return Err(Failure::new(Exit::Unavailable, what));
+        for _ in 0..FRESH_TRIES_MAX {
+            let old: Vec<bool> = group.iter().map(is_old).collect();
+            if !old.contains(&true) {
+                return Ok(());
             }
-            tries += 1;
-            give_back(&self.dedup, &asked, 0).await;
-            let again = self.asking(asked.batch).await.or_exit(Exit::Internal)?;
-            group.insert(place, again);
+            let given_back = group.iter().zip(&old).filter(|(_, old)| **old).map(|(asked, _)| give_back(&self.dedup, asked, 0));
+            join_all(given_back).await;
+            let again: Vec<_> = std::mem::take(group)
+                .into_iter()
+                .zip(old)
+                .map(|(asked, old)| match old {
+                    true => self.asking(asked.batch),
+                    false => AbortOnDropHandle::new(tokio::spawn(std::future::ready(asked))),
+                })
+                .collect();
+            for asked in again {
+                group.push_back(asked.await.or_exit(Exit::Internal)?);
+            }
         }
-        Ok(())
+        let what = format!("claims are older than half of --lease, {lease:?}, before they can be written: make it longer");
+        Err(Failure::new(Exit::Unavailable, what))
     }
 
     /// Writes records, and how far that is.
