@@ -45,7 +45,7 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(200);
 #[derive(clap::Args)]
 pub(super) struct Arguments {
     /// What makes two records the same, in this order: columns of CSV; members of a JSON object, or JSON pointers.
-    #[arg(long, value_name = "FIELD,…", value_delimiter = ',', required_unless_present_any = ["lines"])]
+    #[arg(long, value_name = "FIELD,…", value_delimiter = ',')]
     key: Vec<String>,
     /// How the records are written.
     #[arg(long, default_value = "ndjson", value_name = "FORMAT")]
@@ -133,6 +133,7 @@ impl Arguments {
         let key = match self.format() {
             Format::Lines if !self.key.is_empty() => return usage("with --format lines the whole line is the key: no --key"),
             Format::Lines => vec!["line".to_owned()],
+            Format::Csv | Format::Ndjson if self.key.is_empty() => return usage("--key names what makes two records the same"),
             Format::Csv | Format::Ndjson => self.key.clone(),
         };
         if self.rejects.is_some() && self.on_error == OnError::Stop {
