@@ -1,11 +1,12 @@
 //! The filter itself: batches are asked about ahead, and settled in order.
 //!
-//! With a state the two phases are: claim; write what is first; write down how far that is; commit. Whoever dies before the third has
-//! written nothing that stands, and what it had claimed is given back by the next start, or lapses. Whoever dies after it commits at the
-//! next start. Without a state a batch is asked about once, and what is not written when the process dies is lost to the output.
+//! With a state the two phases are: claim; write what is first; write down how far that is; commit. Whoever dies before the third
+//! has written nothing that stands, and what it had claimed is given back by the next start, or lapses. Whoever dies after it
+//! commits at the next start. Without a state a batch is asked about once, and what is not written when the process dies is lost
+//! to the output.
 //!
-//! A record that somebody else has claimed is neither: what stands before it is settled, everything behind it is given back, so that two
-//! who wait for each other do so with empty hands, and it is asked about again.
+//! A record that somebody else has claimed is neither: what stands before it is settled, everything behind it is given back, so
+//! that two who wait for each other do so with empty hands, and it is asked about again.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;

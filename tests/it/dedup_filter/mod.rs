@@ -178,7 +178,8 @@ async fn the_first_of_each_stays_in_every_format_byte_for_byte_and_in_order() {
     }
 }
 
-/// Rows that are hard to read: a mark at the beginning, empty lines, quotes in quotes, one longer than what is read at once, no line end.
+/// Rows that are hard to read: a mark at the beginning, empty lines, quotes in quotes, one longer than what is read at once, no
+/// line end.
 #[tokio::test]
 async fn rows_of_csv_come_as_they_came() {
     let redis = Redis::start().await;
@@ -323,7 +324,8 @@ fn id(stream: &Stream, line: &str) -> ClickId {
     stream.id(|_| Some(FieldValue::Text(line))).unwrap()
 }
 
-/// Of what somebody else has claimed, what is committed is a duplicate then and what is given back is not; in order, and nothing before.
+/// Of what somebody else has claimed, what is committed is a duplicate then and what is given back is not; in order, and nothing
+/// before.
 #[tokio::test]
 async fn what_somebody_else_has_claimed_is_waited_for() {
     let redis = Redis::start().await;
