@@ -18,23 +18,23 @@ ARGV
   [2] fingerprint  16 bytes, of all ids of the batch
   [3] window_ms    1 or more
   [4] slice_ms     1 or more
-  [5] expected     ids of a slice in this shard, as long as none has told
+  [5] expected     ids of a window in this shard, as long as none has told
   [6] lease_ms     how long the claims stand, 1 or more
   [7] claim        16 bytes, the batch's token
-  [8] ids          32 bytes each, in order, as dedup_batch has them
+  [8] ids          31 bytes each, in order, as dedup_batch has them
 REPLY { status, script, echo, detail… }
   claimed, verdicts    of each id: 1 for the first time, and claimed; 0 for a duplicate; 2 for one that somebody else has claimed
   repeated, verdicts   the same, as an earlier call with this token was told them
   conflict             an earlier call with this token had other ids; nothing changed
 WRITES the claims and when they lapse, then the verdicts, if the reply is "claimed"; lapsed claims are taken away with them
-COST   O(ids × slices + ids × log claims)
+COST   O(ids × generations + ids × log claims)
 ]]
 ECHO = ARGV[1]
 local fingerprint, claim, ids = ARGV[2], ARGV[7], ARGV[8]
 local window, slice_ms = number_of(ARGV[3], 'window_ms'), number_of(ARGV[4], 'slice_ms')
 local expected, lease = number_of(ARGV[5], 'expected'), number_of(ARGV[6], 'lease_ms')
 if #fingerprint ~= 16 or #claim ~= 16 or window < 1 or slice_ms < 1 or lease < 1 or #ids == 0 or #ids % DEDUP_ID_BYTES ~= 0 then
-  fault('BADARG', 'fingerprint and claim are 16 bytes, an id 32; window_ms, slice_ms and lease_ms are 1 or more')
+  fault('BADARG', 'fingerprint and claim are 16 bytes, an id 31; window_ms, slice_ms and lease_ms are 1 or more')
 end
 local kept = redis.call('GET', KEYS[2])
 if kept then
@@ -44,11 +44,9 @@ if kept then
   return reply('repeated', string.sub(kept, 17))
 end
 local now = clock()
-local packed = redis.call('GET', KEYS[1])
-local shard = packed and cmsgpack.unpack(packed) or { 0, {} }
-local slices = dedup_slices(shard, now, window, slice_ms, expected)
+local shard, told = dedup_shard(KEYS[1], now, window, slice_ms, expected)
 local seen = {}
-dedup_ids(KEYS[1], slices, ids, seen, 0, nil)
+dedup_ids(KEYS[1], shard, told, window, ids, seen, 0, nil)
 local records, holders = dedup_holders(KEYS[3], ids, now)
 local verdicts, fields, scores = {}, {}, {}
 for n = 1, #records do

@@ -9,7 +9,7 @@ is out of memory: the clicks have been counted.
 Sent again while its verdicts are kept, it is answered with them and changes nothing; if it fails half way it takes back what it wrote.
 
 KEYS
-  [1] shard     STRING, as dedup_batch has it, which also says how the HASHes of the slices are called
+  [1] shard     STRING, as dedup_batch has it, which also says how the HASHes of the buckets are called
   [2] verdicts  STRING, those of this call: its fingerprint, and a verdict an id
   [3] claims    HASH, id → the claim's token, and until when it stands, in ms
   [4] lapses    ZSET, id → until when its claim stands, in ms
@@ -18,23 +18,23 @@ ARGV
   [2] fingerprint  16 bytes, of all ids of the batch
   [3] window_ms    1 or more
   [4] slice_ms     1 or more
-  [5] expected     ids of a slice in this shard, as long as none has told
+  [5] expected     ids of a window in this shard, as long as none has told
   [6] keep_ms      how long the verdicts are kept, 1 or more
   [7] claim        16 bytes, the token of the claim
-  [8] ids          32 bytes each, in order, as dedup_batch has them
+  [8] ids          31 bytes each, in order, as dedup_batch has them
 REPLY { status, script, echo, detail… }
   committed, verdicts  of each id: 1 if it is remembered for this claim, 0 if it is lost
   repeated, verdicts   the same, as an earlier call with this token was told them
   conflict             an earlier call with this token had other ids; nothing changed
 WRITES the buckets of the ids, the shard, the verdicts, then the claims that are over, if the reply is "committed"
-COST   O(ids × slices + ids × log claims)
+COST   O(ids × generations + ids × log claims)
 ]]
 ECHO = ARGV[1]
 local fingerprint, claim, ids = ARGV[2], ARGV[7], ARGV[8]
 local window, slice_ms = number_of(ARGV[3], 'window_ms'), number_of(ARGV[4], 'slice_ms')
 local expected, keep = number_of(ARGV[5], 'expected'), number_of(ARGV[6], 'keep_ms')
 if #fingerprint ~= 16 or #claim ~= 16 or window < 1 or slice_ms < 1 or keep < 1 or #ids == 0 or #ids % DEDUP_ID_BYTES ~= 0 then
-  fault('BADARG', 'fingerprint and claim are 16 bytes, an id 32; window_ms, slice_ms and keep_ms are 1 or more')
+  fault('BADARG', 'fingerprint and claim are 16 bytes, an id 31; window_ms, slice_ms and keep_ms are 1 or more')
 end
 local kept = redis.call('GET', KEYS[2])
 if kept then

@@ -12,7 +12,7 @@ KEYS
 ARGV
   [1] echo    16 bytes, the call's own token
   [2] claim   16 bytes, the token of the claim
-  [3] ids     32 bytes each, as dedup_batch has them
+  [3] ids     31 bytes each, as dedup_batch has them
 REPLY { status, script, echo }
   released    none of the ids is claimed by this token
 WRITES the claims, then when they lapse
@@ -21,7 +21,7 @@ COST   O(ids × log claims)
 ECHO = ARGV[1]
 local claim, ids = ARGV[2], ARGV[3]
 if #claim ~= 16 or #ids == 0 or #ids % DEDUP_ID_BYTES ~= 0 then
-  fault('BADARG', 'claim is 16 bytes, an id 32')
+  fault('BADARG', 'claim is 16 bytes, an id 31')
 end
 local records, holders = dedup_holders(KEYS[1], ids, clock())
 local mine = {}

@@ -386,7 +386,7 @@ impl Dedup {
             fingerprint,
             window_ms: self.stream.window_ms(),
             slice_ms: self.stream.slice_ms(),
-            expected: self.stream.expected_in_slice(),
+            expected: self.stream.expected_in_shard(),
             keep_ms,
             ids: &part.ids,
         }

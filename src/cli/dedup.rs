@@ -1,7 +1,8 @@
 //! `onejob dedup`: a filter for pipes. Of the records that it reads it writes those that are seen for the first time, as they came.
 //!
 //! `records` cuts an input into batches, `filter` asks about them and settles them in order, `sink` is where they go, `state` is
-//! what a run leaves behind so that it can go on after a death. What is promised, with a state and without, is `docs/DEDUP.md`, "In a pipe".
+//! what a run leaves behind so that it can go on after a death. What is promised, with a state and without, is
+//! `docs/DEDUP.md`, "In a pipe".
 //!
 //! Deliberately not here: a second way to ask. It uses the library's `Dedup` as anybody would.
 

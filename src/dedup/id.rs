@@ -11,8 +11,10 @@ pub const FIELD_BYTES_MAX: usize = 64 << 10;
 
 /// How an id is laid out for a script: so many binary digits as text, then the bytes that are stored.
 const DIGITS: usize = 24;
+/// How many bytes of it are stored.
+const STORED: usize = 7;
 /// What one id takes in a call.
-pub(crate) const RECORD_BYTES: usize = DIGITS + 8;
+pub(crate) const RECORD_BYTES: usize = DIGITS + STORED;
 
 /// A value of a field. The type counts: the text `1` and the number 1 are two values, and nothing is guessed. Where all ways in say
 /// texts, as CSV does, JSON says texts too.
@@ -81,7 +83,7 @@ impl ClickId {
         for (place, digit) in record[..DIGITS].iter_mut().enumerate() {
             *digit = if bits >> (DIGITS - 1 - place) & 1 == 1 { b'1' } else { b'0' };
         }
-        record[DIGITS..].copy_from_slice(&self.0[..8]);
+        record[DIGITS..].copy_from_slice(&self.0[..STORED]);
         record
     }
 }
@@ -239,7 +241,7 @@ mod tests {
         let id = ClickId::from_bytes([1, 2, 3, 4, 5, 6, 7, 8, 0b1010_0000, 0, 1, 0x80, 0, 0, 0, 0]);
         let record = id.record();
         assert_eq!(&record[..24], b"101000000000000000000001");
-        assert_eq!(record[24..], [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(record[24..], [1, 2, 3, 4, 5, 6, 7]);
         assert_eq!((id.shard(1), id.shard(2), id.shard(16)), (0, 1, 8));
         assert_eq!(ClickId::from_bytes([0xff; 16]).shard(256), 255);
     }

@@ -8,8 +8,8 @@ use crate::dedup::id::{ClickId, FieldError, FieldValue, IdBuilder, of_json};
 pub const STREAM_NAME_BYTES_MAX: usize = 64;
 /// Fields that make a click the same.
 pub const STREAM_FIELDS_MAX: usize = 16;
-/// Slices of a window: an id is looked for in one more.
-pub const STREAM_SLICES_MAX: u32 = 4;
+/// Slices of a window. A generation of buckets has 251 of them.
+pub const STREAM_SLICES_MAX: u32 = 64;
 /// Shards of a stream: a batch is a call to each.
 pub const STREAM_SHARDS_MAX: u16 = 256;
 /// The longest window.
@@ -24,11 +24,11 @@ pub struct Stream {
     pub fields: Vec<String>,
     /// How long a click is remembered at least; at most for a slice longer.
     pub window: Duration,
-    /// In how many slices the window is cut. Clicks are forgotten a whole slice at a time, and looked for in one more.
+    /// In how many slices the window is cut. Clicks are forgotten a whole slice at a time: more slices, less memory.
     pub slices: u32,
     /// Over how many hash slots it is spread; one for each master of a cluster is enough. Another number is another stream's.
     pub shards: u16,
-    /// How many different clicks a window has, roughly, as long as no slice has told.
+    /// How many different clicks a window has, roughly, as long as none has told.
     pub expected: u64,
     /// How long the verdicts of a batch are kept for whoever sends it again.
     pub keep: Duration,
@@ -47,13 +47,13 @@ pub struct StreamError {
 }
 
 impl Stream {
-    /// A stream with a window of a day in two slices, one shard, and a million clicks expected.
+    /// A stream with a window of a day in 16 slices, one shard, and a million clicks expected.
     pub fn new(name: &str, fields: &[&str]) -> Self {
         Stream {
             name: name.to_owned(),
             fields: fields.iter().map(|field| (*field).to_owned()).collect(),
             window: Duration::from_secs(86_400),
-            slices: 2,
+            slices: 16,
             shards: 1,
             expected: 1_000_000,
             keep: Duration::from_secs(600),
@@ -128,9 +128,9 @@ impl Stream {
         self.window_ms().div_ceil(u64::from(self.slices))
     }
 
-    /// Clicks of one slice in one shard.
-    pub(crate) fn expected_in_slice(&self) -> u64 {
-        self.expected.div_ceil(u64::from(self.slices) * u64::from(self.shards))
+    /// Clicks of a window in one shard.
+    pub(crate) fn expected_in_shard(&self) -> u64 {
+        self.expected.div_ceil(u64::from(self.shards))
     }
 
     pub(crate) fn keep_ms(&self) -> u64 {
@@ -199,8 +199,13 @@ mod tests {
 
     #[test]
     fn slices_are_together_no_shorter_than_the_window() {
-        let stream =
-            Stream { window: Duration::from_millis(10_001), slices: 2, expected: 101, ..Stream::new("clicks", &["user"]) };
-        assert_eq!((stream.window_ms(), stream.slice_ms(), stream.expected_in_slice()), (10_001, 5_001, 51));
+        let stream = Stream {
+            window: Duration::from_millis(10_001),
+            slices: 2,
+            shards: 2,
+            expected: 101,
+            ..Stream::new("clicks", &["user"])
+        };
+        assert_eq!((stream.window_ms(), stream.slice_ms(), stream.expected_in_shard()), (10_001, 5_001, 51));
     }
 }

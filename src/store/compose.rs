@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The tables of the prelude whose names become numbers.
-const POSITIONS: [&str; 5] = ["P", "L", "A", "B", "S"];
+const POSITIONS: [&str; 6] = ["P", "L", "A", "B", "D", "G"];
 
 /// The text that Redis gets: the script's `#!lua` line, its name, what it needs of the prelude, its body.
 pub(super) fn compose(name: &str, source: &str, prelude: &str) -> String {
@@ -138,7 +138,8 @@ local P = {
 local L = { release = 6 }
 local A = { state = 1, token = 2 }
 local B = { state = 1 }
-local S = { ids = 1 }
+local D = { added = 1 }
+local G = { ids = 1 }
 local LIMIT = 3   -- why
 
 -- Twice.

@@ -24,11 +24,11 @@ pub struct DedupBatch<'a> {
     pub window_ms: u64,
     /// Of the window.
     pub slice_ms: u64,
-    /// Ids of one slice in one shard, as long as none has told.
+    /// Ids of a window in one shard, as long as none has told.
     pub expected: u64,
     /// How long the verdicts are kept; of a claim, how long it stands too.
     pub keep_ms: u64,
-    /// 32 bytes each, in order and each once: 24 binary digits as text, 8 bytes that are stored.
+    /// 31 bytes each, in order and each once: 24 binary digits as text, 7 bytes that are stored.
     pub ids: &'a [u8],
 }
 

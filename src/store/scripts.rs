@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use crate::store::compose::compose;
 
-const PRELUDE: &str = include_str!("../../lua/prelude.lua");
+const PRELUDE: &str = concat!(include_str!("../../lua/prelude.lua"), "\n", include_str!("../../lua/dedup_prelude.lua"));
 
 macro_rules! scripts {
     ($($variant:ident $name:literal,)*) => {

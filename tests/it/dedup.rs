@@ -185,7 +185,7 @@ fn random_batches_and_pauses_are_answered_as_a_map_does() {
                     first_seen.insert(user, now_ms);
                 }
             }
-            let code = "local shard = cmsgpack.unpack(redis.call('GET', KEYS[1])) shard[1] = shard[1] + ARGV[1] \
+            let code = "local shard = cmsgpack.unpack(redis.call('GET', KEYS[1])) shard[2] = shard[2] + ARGV[1] \
                         redis.call('SET', KEYS[1], cmsgpack.pack(shard), 'KEEPTTL') return 'OK'";
             let key = format!("oj:dedup:{{clicks-{case}/00}}");
             let _: String = runtime.block_on(redis.command(&["EVAL", code, "1", &key, &pause_ms.to_string()]));

@@ -100,7 +100,7 @@ async fn compare(clicks: usize) {
         println!("{}", ours.line(&format!("clicks, {slice} older slices")));
         println!("{}", theirs.line("SET NX PX"));
         println!("ratio {:.2} of CPU, {:.2} of rate", theirs.cpu_seconds / ours.cpu_seconds, theirs.seconds / ours.seconds);
-        let code = "local shard = cmsgpack.unpack(redis.call('GET', KEYS[1])) shard[1] = shard[1] + ARGV[1] \
+        let code = "local shard = cmsgpack.unpack(redis.call('GET', KEYS[1])) shard[2] = shard[2] + ARGV[1] \
                     redis.call('SET', KEYS[1], cmsgpack.pack(shard), 'KEEPTTL') return 'OK'";
         let _: String = redis.command(&["EVAL", code, "1", "oj:dedup:{clicks/00}", &slice_ms.to_string()]).await;
     }

@@ -227,11 +227,11 @@ async fn replies_echo_script_and_caller() {
             Script::ExtendAsk => &[token, b"1"],
             Script::IssueCertificate => &[token, &[b'a'; 32], b"{}", b"ada", b"1", b"", b"0"],
             Script::MarkCertificate => &[token, b"", b"revoked", b"ada", b"why"],
-            Script::DedupBatch => &[token, &[1; 16], b"1000", b"1000", b"1", b"1000", &[b'0'; 32]],
+            Script::DedupBatch => &[token, &[1; 16], b"1000", b"1000", b"1", b"1000", &[b'0'; 31]],
             Script::DedupClaim | Script::DedupCommit => {
-                &[token, &[1; 16], b"1000", b"1000", b"1", b"1000", &[3; 16], &[b'0'; 32]]
+                &[token, &[1; 16], b"1000", b"1000", b"1", b"1000", &[3; 16], &[b'0'; 31]]
             }
-            Script::DedupRelease => &[token, &[3; 16], &[b'0'; 32]],
+            Script::DedupRelease => &[token, &[3; 16], &[b'0'; 31]],
         };
         list.to_vec()
     };

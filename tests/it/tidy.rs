@@ -17,8 +17,14 @@ const HEADER_SECTIONS: [&str; 5] = ["KEYS", "ARGV", "REPLY", "WRITES", "COST"];
 /// The flags that Redis knows, of those that we use.
 const SCRIPT_FLAGS: [&str; 2] = ["no-writes", "allow-oom"];
 /// The tables of positions in the prelude, and what each is of.
-const POSITIONS: [(&str, &str); 5] =
-    [("P", "the record"), ("L", "the rules"), ("A", "an attempt"), ("B", "a breaker"), ("S", "a slice")];
+const POSITIONS: [(&str, &str); 6] = [
+    ("P", "the record"),
+    ("L", "the rules"),
+    ("A", "an attempt"),
+    ("B", "a breaker"),
+    ("D", "a shard of clicks"),
+    ("G", "a generation of buckets"),
+];
 /// The longest line, as in rustfmt.toml, with room for what cannot be broken.
 const LINE_CHARS_MAX: usize = 135;
 
@@ -129,9 +135,14 @@ fn entries<'a>(script: &'a Script, section: &str) -> BTreeSet<&'a str> {
     lines.filter_map(entry).collect()
 }
 
+/// What the scripts share.
+fn prelude() -> String {
+    ["lua/prelude.lua", "lua/dedup_prelude.lua"].map(|path| read(&root().join(path))).join("\n")
+}
+
 /// The positions that the prelude gives the fields of a table.
 fn positions(table: &str) -> BTreeMap<usize, String> {
-    let prelude = read(&root().join("lua/prelude.lua"));
+    let prelude = prelude();
     let begin = format!("\nlocal {table} = {{");
     let (_, rest) = prelude.split_once(&begin).unwrap_or_else(|| panic!("the prelude has no table {table}"));
     let (inside, _) = rest.split_once('}').unwrap_or_else(|| panic!("the table {table} has no end"));
@@ -231,7 +242,7 @@ fn the_positions_of_the_record_have_no_gap_and_every_one_is_used() {
         let positions = positions(table);
         let expected: Vec<_> = (1..=positions.len()).collect();
         if positions.len() < 2 || positions.keys().copied().collect::<Vec<_>>() != expected {
-            problems.push(format!("lua/prelude.lua: the positions of {what} are {positions:?}"));
+            problems.push(format!("lua: the positions of {what} are {positions:?}"));
         }
     }
     // A name that no table has would read as nil, which no test may happen to notice.
@@ -249,7 +260,7 @@ fn the_positions_of_the_record_have_no_gap_and_every_one_is_used() {
 
 #[test]
 fn everything_in_the_prelude_is_needed() {
-    let prelude = without_comments(&read(&root().join("lua/prelude.lua")));
+    let prelude = without_comments(&prelude());
     let bodies: String = scripts().into_iter().map(|script| script.body).collect();
     let mut names = BTreeSet::new();
     for line in prelude.lines() {

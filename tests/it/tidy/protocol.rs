@@ -205,8 +205,8 @@ fn a_breaker_has_the_same_fields_in_lua_and_in_the_protocol() {
 }
 
 #[test]
-fn a_slice_has_the_same_fields_in_lua_and_in_the_protocol() {
-    assert_eq!(positions("S").into_values().collect::<Vec<_>>(), listed("Slice:"));
+fn a_generation_of_buckets_has_the_same_fields_in_lua_and_in_the_protocol() {
+    assert_eq!(positions("G").into_values().collect::<Vec<_>>(), listed("Generation:"));
 }
 
 #[test]
