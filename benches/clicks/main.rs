@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use futures_util::{TryStreamExt as _, stream};
 use onejob::dedup::{BatchToken, ClickId, Dedup, FieldValue, Stream, Verdict};
 use onejob::store::{Store, StoreOptions};
 use tokio::process::Command;
@@ -20,6 +20,7 @@ mod private;
 #[expect(dead_code, reason = "the other benchmarks measure memory and their own processor time too")]
 #[path = "../ceilings/process.rs"]
 mod process;
+#[expect(dead_code, reason = "the other benchmark writes its tables for programs too")]
 #[path = "../scale/tables.rs"]
 mod tables;
 mod ways;

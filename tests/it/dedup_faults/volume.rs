@@ -1,4 +1,4 @@
-//! Many clicks, of which nothing is left when their window is over. That none of ten million is dropped is asserted by `make dedup-bench`.
+//! Many clicks, of which nothing is left when their window is over. That none of ten million is dropped: `make dedup-bench`.
 
 use std::time::Duration;
 
