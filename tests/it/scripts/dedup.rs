@@ -364,6 +364,35 @@ async fn a_shard_of_another_schema_is_refused_and_left_as_it_is() {
     assert_eq!(clicks.dump().await, before);
 }
 
+/// Also those that nothing is added to: what is in them is remembered for a window from the end of its slice.
+#[tokio::test]
+async fn when_a_slice_begins_all_buckets_live_as_long_as_it_needs_them() {
+    let clicks = Clicks { expected: 32 << 16, ..Clicks::open().await };
+    clicks.check(&ids(0..200)).await;
+    let begin_ms = clicks.generations().await[0].begin_ms;
+    let lives = async || {
+        let mut lives = Vec::new();
+        for name in ["00", "01", "10", "11"] {
+            lives.push(clicks.redis.command::<i64>(&["PTTL", &format!("{SHARD}:{begin_ms}:{name}")]).await);
+        }
+        lives
+    };
+    let about = |lives: &[i64], hours: i64| {
+        let (least, most) = (hours * HOUR_MS - 2 * MINUTE_MS, hours * HOUR_MS + 2 * MINUTE_MS);
+        assert!(lives.iter().all(|life_ms| (least..=most).contains(life_ms)), "{lives:?}, about {hours} hours");
+    };
+    about(&lives().await, 15);
+    // Redis does not know of the hours that pass here: without a word to it, the lives would stay as they are or shrink.
+    clicks.pass(4 * HOUR_MS).await;
+    clicks.check(&ids(200..201)).await;
+    clicks.pass(HOUR_MS + MINUTE_MS).await;
+    for name in ["00", "01", "10", "11"] {
+        clicks.redis.command::<i64>(&["PEXPIRE", &format!("{SHARD}:{begin_ms}:{name}"), "3600000"]).await;
+    }
+    clicks.check(&ids(201..202)).await;
+    about(&lives().await, 15);
+}
+
 /// Each of the bits that an id has of its hash tells it from the others, in a generation that uses all digits that it can.
 #[tokio::test]
 async fn each_bit_of_an_id_tells_it_from_others() {
