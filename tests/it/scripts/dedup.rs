@@ -238,6 +238,18 @@ async fn a_generation_that_is_too_full_is_followed_by_one_with_more_buckets_and_
     assert_eq!(clicks.check(&ids(0..400)).await, firsts(400));
 }
 
+/// What comes in the first moments is no measure of a window.
+#[tokio::test]
+async fn a_generation_that_is_full_at_once_is_followed_by_one_sixteen_times_as_large() {
+    let clicks = Clicks { expected: 500, ..Clicks::open().await };
+    clicks.check(&ids(0..1_000)).await;
+    clicks.check(&ids(1_000..1_100)).await;
+    clicks.pass(10).await;
+    clicks.check(&ids(2_000..2_001)).await;
+    // 16 × 1,100 ids, 32 a bucket.
+    assert_eq!(clicks.generations().await.iter().map(|each| each.bits).collect::<Vec<_>>(), [4, 10]);
+}
+
 /// However full: with so many generations that each id is looked for in, none more is begun.
 #[tokio::test]
 async fn no_more_than_so_many_generations_are_looked_at() {
@@ -297,7 +309,7 @@ async fn a_generation_that_is_nearly_empty_is_followed_by_a_smaller_one() {
 /// With another window or other slices nothing is unseen; the next slice is as long as is declared now.
 #[tokio::test]
 async fn a_stream_that_is_declared_anew_forgets_nothing() {
-    let mut clicks = Clicks::open().await;
+    let mut clicks = Clicks { expected: 1_000, ..Clicks::open().await };
     clicks.check(&ids(0..10)).await;
     clicks.window_ms = WINDOW_MS * 2;
     assert_eq!(
@@ -310,6 +322,8 @@ async fn a_stream_that_is_declared_anew_forgets_nothing() {
     clicks.pass(5 * HOUR_MS + MINUTE_MS).await;
     assert_eq!(clicks.check(&ids(0..20)).await, duplicates(20));
     assert_eq!(clicks.generations().await.iter().map(|each| each.slice_ms).collect::<Vec<_>>(), [WINDOW_MS / 2, WINDOW_MS]);
+    // Twenty in some hours do not say that a window has less than was declared.
+    assert_eq!(clicks.generations().await[1].bits, 5);
     clicks.pass(19 * HOUR_MS).await;
     assert_eq!(clicks.check(&ids(0..20)).await, duplicates(20));
     clicks.pass(2 * HOUR_MS).await;
