@@ -30,7 +30,7 @@ use crate::error::{Refusal, StoreError};
 use crate::fingerprint::{HalfBytes, second_half, sha256};
 use crate::metrics;
 use crate::provider::boottime_ms;
-use crate::store::{DedupBatch, Deduplicated, Store};
+use crate::store::{DedupBatch, DedupLevel, Deduplicated, Store};
 use front::Known;
 use split::{Part, Purpose, Split, split};
 
@@ -377,6 +377,19 @@ impl Dedup {
         let asked: Vec<_> = calls.iter().map(|part| self.give_back(part, &fingerprint, token, until)).collect();
         let answers: Vec<Result<(), StoreError>> = futures::iter(asked).buffered(CALLS_AT_ONCE_MAX).collect().await;
         answers.into_iter().collect()
+    }
+
+    /// How many clicks are remembered, and in how many buckets, all shards together, as they were last written to.
+    ///
+    /// # Errors
+    /// Of the first shard that cannot be read.
+    pub async fn level(&self) -> Result<DedupLevel, StoreError> {
+        let shards: Vec<_> = (0..self.stream.shards).map(|shard| self.store.dedup_level(&self.stream.name, shard)).collect();
+        let levels: Vec<Result<DedupLevel, StoreError>> = futures::iter(shards).buffered(CALLS_AT_ONCE_MAX).collect().await;
+        levels.into_iter().try_fold(DedupLevel::default(), |sum, level| {
+            let level = level?;
+            Ok(DedupLevel { ids: sum.ids + level.ids, buckets: sum.buckets + level.buckets })
+        })
     }
 
     async fn ask_about<V: Told>(&self, ids: &[ClickId], token: BatchToken, claim: BatchToken) -> Result<Vec<V>, DedupError<V>> {

@@ -49,6 +49,12 @@ pub const DEDUP_IDS: &str = "onejob_dedup_ids_total";
 /// Batches of clicks by stream and by how they ended: `answered`, `unanswered` in part or as a whole, `conflict` of their tokens.
 pub const DEDUP_BATCHES: &str = "onejob_dedup_batches_total";
 /// Ids of clicks that were known here to be duplicates, so that nobody was asked, by stream.
+pub const DEDUP_REMEMBERED: &str = "onejob_dedup_remembered_ids";
+/// See [`ALL`].
+pub const DEDUP_BUCKET: &str = "onejob_dedup_bucket_ids";
+/// See [`ALL`].
+pub const DEDUP_BYTES: &str = "onejob_dedup_bytes";
+/// See [`ALL`].
 pub const DEDUP_FRONT: &str = "onejob_dedup_front_total";
 /// Requests to a `DedupLayer` by stream and by what became of them: `first`, `duplicate`, `held` by another one, `invalid`; `refused`
 /// and `passed` without a verdict; of what was claimed `released`, `lost`, `uncommitted`.
@@ -273,7 +279,7 @@ impl Metric {
 }
 
 /// Every metric, for dashboards and tests, in the order of their names above.
-pub const ALL: [Metric; 46] = [
+pub const ALL: [Metric; 49] = [
     Metric::counter(SUBMITS, "Submits by result.", &[("result", Values::Words(SUBMIT_RESULTS))]),
     Metric::counter(
         ATTEMPTS,
@@ -315,6 +321,9 @@ pub const ALL: [Metric; 46] = [
         "Batches of clicks by stream and by how they ended.",
         &[("stream", Values::Streams), ("outcome", Values::Words(BATCHES_AS))],
     ),
+    Metric::gauge(DEDUP_REMEMBERED, "Clicks that are remembered, by stream.", &[("stream", Values::Streams)]),
+    Metric::gauge(DEDUP_BUCKET, "Clicks a bucket on average, by stream.", &[("stream", Values::Streams)]),
+    Metric::gauge(DEDUP_BYTES, "Memory of Redis that they take, about, by stream.", &[("stream", Values::Streams)]),
     Metric::counter(DEDUP_FRONT, "Clicks that were known here to be duplicates, by stream.", &[("stream", Values::Streams)]),
     Metric::counter(
         DEDUP_REQUESTS,
@@ -519,6 +528,14 @@ pub(crate) fn dedup_ids(stream: &str, verdict: &'static str, ids: u64) {
 
 pub(crate) fn dedup_batch(stream: &str, outcome: &'static str) {
     counter!(DEDUP_BATCHES, "stream" => stream.to_owned(), "outcome" => outcome).increment(1);
+}
+
+/// An id takes 8 bytes, and a bucket 60 beside them.
+#[cfg(feature = "gateway")]
+pub(crate) fn dedup_level(stream: &str, ids: u64, buckets: u64) {
+    gauge!(DEDUP_REMEMBERED, "stream" => stream.to_owned()).set(ids as f64);
+    gauge!(DEDUP_BUCKET, "stream" => stream.to_owned()).set(ids as f64 / buckets.max(1) as f64);
+    gauge!(DEDUP_BYTES, "stream" => stream.to_owned()).set((8 * ids + 60 * ids.min(buckets)) as f64);
 }
 
 pub(crate) fn dedup_front(stream: &str, ids: u64) {

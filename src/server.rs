@@ -336,6 +336,9 @@ impl Gateway {
         if let Some(render) = app.options.metrics.clone() {
             app.tasks.spawn(upkeep(render, app.stopping.clone()));
         }
+        if !app.streams.is_empty() {
+            app.tasks.spawn(dedup::watch_levels(Arc::clone(&app)));
+        }
         loop {
             let permit = tokio::select! {
                 biased;

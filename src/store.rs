@@ -57,7 +57,7 @@ pub use calls::*;
 pub use certificates::{CertificateEvent, Certified, EVIDENCE_BYTES_MAX, Issued, RenewalLease, Stood, insist};
 pub use check::{Checked, RedisFacts};
 pub use commit::{Durability, Durable};
-pub use dedup::{DedupBatch, Deduplicated};
+pub use dedup::{DedupBatch, DedupLevel, Deduplicated};
 pub use hints::Hint;
 pub(crate) use hints::{ScanPlace, Turn as DueTurn, Which};
 pub(crate) use lineage::Lineage;

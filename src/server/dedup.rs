@@ -11,6 +11,7 @@ mod lines;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Query, RawPathParams, Request, State};
@@ -27,6 +28,7 @@ use crate::config::Role;
 use crate::dedup::{BATCH_IDS_MAX, BatchToken, Claimed, ClickId, Committed, Dedup, DedupError, FieldError, Stream, Verdict};
 use crate::fingerprint::unique_json;
 use crate::job::{Key, Owner};
+use crate::metrics;
 use crate::server::auth::Caller;
 use crate::server::headers::{IdempotencyKey, single};
 use crate::server::jobs::json;
@@ -58,6 +60,25 @@ struct ClicksDocument<'a> {
 pub(crate) struct CheckQuery {
     /// Lines that are checked at once, 1 to 1000 (the default). The same each time that the same lines are sent under the same key.
     batch: Option<usize>,
+}
+
+/// How often it is looked how full the streams are.
+const LOOK_PAUSE: Duration = Duration::from_secs(15);
+
+/// Tells how full the streams are until the gateway stops. What cannot be read stays as it was: whoever asks about clicks hears why.
+pub(super) async fn watch_levels(app: Arc<App>) {
+    loop {
+        for (name, dedup) in &app.streams {
+            match dedup.level().await {
+                Ok(level) => metrics::dedup_level(name, level.ids, level.buckets),
+                Err(error) => tracing::debug!(stream = name, %error, "it is not known how full a stream is"),
+            }
+        }
+        tokio::select! {
+            () = app.stopping.cancelled() => return,
+            () = tokio::time::sleep(LOOK_PAUSE) => {}
+        }
+    }
 }
 
 /// Says of each click whether it is seen for the first time.

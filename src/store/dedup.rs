@@ -3,11 +3,17 @@
 //! The rules stand in `lua/dedup_*.lua`; which ids are of which shard, and their order, in `crate::dedup`. Nothing here remembers
 //! anything.
 
+use redis::Value;
+use serde::Deserialize;
+
 use crate::error::StoreError;
 use crate::fingerprint::{HalfBytes, hex};
 use crate::store::call::{Around, Call};
 use crate::store::transitions::{Argument as _, arguments};
 use crate::store::{Script, Store};
+
+/// The schema of a shard that this reads.
+const SHARD_SCHEMA: u64 = 2;
 
 /// One call about ids of one shard.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +36,25 @@ pub struct DedupBatch<'a> {
     pub keep_ms: u64,
     /// 31 bytes each, in order and each once: 24 binary digits as text, 7 bytes that are stored.
     pub ids: &'a [u8],
+}
+
+/// How many clicks a stream remembers, and in how many buckets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DedupLevel {
+    /// Clicks that the window still reaches.
+    pub ids: u64,
+    /// Buckets that they can be in.
+    pub buckets: u64,
+}
+
+/// One generation of buckets, as the scripts keep it.
+#[derive(Deserialize)]
+struct Generation {
+    _begin_ms: f64,
+    _slice_ms: f64,
+    bits: u32,
+    _slice: f64,
+    ids: Vec<u64>,
 }
 
 /// The reply about ids of one shard.
@@ -140,6 +165,31 @@ impl Store {
             "released" => Ok(()),
             _ => Err(reply.unknown_status()),
         }
+    }
+
+    /// How full a shard of a stream was when it was last written to; nothing where nothing is known of it.
+    ///
+    /// # Errors
+    /// The store's; `BADSHARD` where a shard is not what this reads.
+    pub async fn dedup_level(&self, stream: &str, shard: u16) -> Result<DedupLevel, StoreError> {
+        let mut get = redis::cmd("GET");
+        get.arg(self.inner.keys.dedup_shard(stream, shard));
+        let packed = match self.command(get).await? {
+            Value::Nil => return Ok(DedupLevel::default()),
+            Value::BulkString(packed) => packed,
+            _ => return Err(StoreError::fatal("BADSHARD", format!("{stream}, shard {shard}: it is no text"))),
+        };
+        let bad = |error: String| StoreError::fatal("BADSHARD", format!("{stream}, shard {shard}: {error}"));
+        let (schema, _, generations): (u64, f64, Vec<Generation>) =
+            rmp_serde::from_slice(&packed).map_err(|error| bad(error.to_string()))?;
+        if schema != SHARD_SCHEMA {
+            return Err(bad(format!("its schema is {schema}, not {SHARD_SCHEMA}")));
+        }
+        let level = generations.iter().fold(DedupLevel::default(), |level, generation| DedupLevel {
+            ids: level.ids + generation.ids.iter().sum::<u64>(),
+            buckets: level.buckets + (1 << generation.bits.min(32)),
+        });
+        Ok(level)
     }
 
     fn dedup_keys(&self, batch: &DedupBatch<'_>) -> [String; 4] {

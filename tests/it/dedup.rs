@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use onejob::dedup::{
     BATCH_IDS_MAX, BatchToken, CALL_IDS_MAX, Claimed, ClickId, Committed, Dedup, DedupError, FieldValue, Stream, Verdict,
 };
-use onejob::store::{Store, StoreOptions};
+use onejob::store::{DedupLevel, Store, StoreOptions};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use rustix::process::{Pid, Signal, kill_process};
@@ -349,4 +349,18 @@ async fn of_many_who_claim_and_commit_one_counts_each_click() {
     counted.dedup();
     assert_eq!(all, counted.len());
     assert!(all > 100, "{all}");
+}
+
+#[tokio::test]
+async fn how_full_a_stream_is_can_be_told() {
+    let redis = Redis::start().await;
+    let dedup = Dedup::new(&redis.store().await, Stream { expected: 3_200, ..stream(3) }).unwrap();
+    assert_eq!(dedup.level().await.unwrap(), DedupLevel::default());
+    check(&dedup, 0..1_000).await;
+    check(&dedup, 500..1_500).await;
+    // Some 1,067 ids a shard in a window and 32 in a bucket.
+    assert_eq!(dedup.level().await.unwrap(), DedupLevel { ids: 1_500, buckets: 3 * 64 });
+    redis.command::<String>(&["SET", "oj:dedup:{clicks/01}", "mine"]).await;
+    let refused = dedup.level().await.unwrap_err();
+    assert!(refused.to_string().contains("clicks, shard 1"), "{refused}");
 }

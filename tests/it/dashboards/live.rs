@@ -12,7 +12,7 @@ use super::prometheus::{Prometheus, parsed, promtool};
 use super::{alerts, board, queries, text};
 use crate::cli::{Process, onejob};
 use crate::http_support::Client;
-use crate::support::{Redis, until};
+use crate::support::{Redis, until, until_within};
 
 /// Providers for every outcome, and routes for every way to meet them.
 const SHOP: &str = r#"
@@ -228,6 +228,11 @@ async fn every_panel_has_data_from_a_fresh_gateway_under_an_ordinary_load() {
     println!("panels {panels}, queries {}, empty {}", queries.len(), empty.len());
     assert!(empty.is_empty(), "{empty:#?}");
 
+    // Looked at from time to time.
+    until_within(Duration::from_secs(60), "how full a stream is has been told", async || {
+        shop.says(r#"onejob_dedup_remembered_ids{stream="clicks"}"#).await > 0.0
+    })
+    .await;
     prometheus_is_content(&prometheus).await;
     shop.close().await;
 }
