@@ -415,7 +415,7 @@ impl Dedup {
                     }
                 }
                 Ok(None) => conflict = true,
-                Err(error) => failed = Some(error),
+                Err(error) => failed = Some(graver(failed, error)),
             }
         }
         for (place, first) in repeats {
@@ -513,15 +513,18 @@ impl Dedup {
         until: Instant,
         call: impl Fn() -> F,
     ) -> Result<T, StoreError> {
-        let mut pause = TRY_PAUSE;
+        let (mut pause, mut gravest) = (TRY_PAUSE, None);
         loop {
             let error = match call().await {
                 Ok(told) => return Ok(told),
                 Err(error) => error,
             };
-            if !may_pass(&error) || Instant::now() + pause >= until {
+            let goes_on = may_pass(&error) && Instant::now() + pause < until;
+            let error = graver(gravest, error);
+            if !goes_on {
                 return Err(error);
             }
+            gravest = Some(error);
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(TRY_PAUSE_MAX);
         }
@@ -540,6 +543,15 @@ fn may_pass(error: &StoreError) -> bool {
     }
 }
 
+/// Of two errors about the same ids the one that says more of what may have happened, the later one if they say the same: that a last
+/// try was not executed says nothing about the ones before it.
+fn graver(before: Option<StoreError>, error: StoreError) -> StoreError {
+    match before {
+        Some(before) if matches!(error, StoreError::NotExecuted { .. }) => before,
+        Some(_) | None => error,
+    }
+}
+
 fn read<V: Told>(verdicts: &[u8], ids: usize) -> Result<Vec<V>, StoreError> {
     let bad = || StoreError::fatal("BADREPLY", format!("{} verdicts on {ids} ids, or one that is not known", verdicts.len()));
     if verdicts.len() != ids {
@@ -551,6 +563,17 @@ fn read<V: Told>(verdicts: &[u8], ids: usize) -> Result<Vec<V>, StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_may_have_happened_is_not_hidden_by_a_later_refusal() {
+        let refused = || StoreError::NotExecuted { code: Refusal::Connect, detail: "down".to_owned() };
+        let ambiguous = || StoreError::Ambiguous { detail: "timed out".to_owned() };
+        assert_eq!(graver(None, refused()), refused());
+        assert_eq!(graver(Some(ambiguous()), refused()), ambiguous());
+        assert_eq!(graver(Some(refused()), ambiguous()), ambiguous());
+        let fatal = || StoreError::fatal("BADRECORD", "no");
+        assert_eq!(graver(Some(ambiguous()), fatal()), fatal());
+    }
 
     #[test]
     fn a_verdict_that_is_not_known_is_an_error_and_no_answer() {

@@ -55,7 +55,7 @@ pub enum FieldError {
     },
 }
 
-/// One click of a stream: 128 bits of a SHA-256 over the stream's name and the values of its fields.
+/// One click of a stream: 128 bits of a SHA-256 over the stream's name, its fields' names and their values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClickId([u8; 16]);
 
@@ -93,10 +93,12 @@ impl ClickId {
 pub(crate) struct IdBuilder(Sha256);
 
 impl IdBuilder {
-    /// Begins with the stream's name: the same click in two streams is two ids.
-    pub(crate) fn new(stream: &str) -> Self {
+    /// Begins with the stream's name and the names of its fields, in order: the same click in two streams is two ids, and so is one
+    /// of which something else is to be the same.
+    pub(crate) fn new<F: AsRef<str>>(stream: &str, fields: &[F]) -> Self {
         let mut hash = Sha256::new();
         add(&mut hash, b's', stream.as_bytes());
+        fields.iter().for_each(|field| add(&mut hash, b'f', field.as_ref().as_bytes()));
         IdBuilder(hash)
     }
 
@@ -156,7 +158,11 @@ mod tests {
     use super::*;
 
     fn id(stream: &str, values: &[FieldValue<'_>]) -> ClickId {
-        let mut builder = IdBuilder::new(stream);
+        id_of(stream, &["f"], values)
+    }
+
+    fn id_of(stream: &str, fields: &[&str], values: &[FieldValue<'_>]) -> ClickId {
+        let mut builder = IdBuilder::new(stream, fields);
         values.iter().for_each(|value| builder.add("f", *value).unwrap());
         builder.finish()
     }
@@ -186,14 +192,20 @@ mod tests {
             let before = met.insert(*id(stream, values).as_bytes(), (stream, values));
             assert_eq!(before, None, "{stream} {values:?}");
         }
+        for fields in [&["ad"][..], &[], &["f", "f"], &["ff"]] {
+            let (stream, values) = &different[2];
+            let before = met.insert(*id_of(stream, fields, values).as_bytes(), (stream, values));
+            assert_eq!(before, None, "{fields:?}");
+        }
+        assert_ne!(id_of("clicks", &["a", "b"], &[Text("x"), Text("y")]), id_of("clicks", &["b", "a"], &[Text("x"), Text("y")]));
         assert_eq!(id("clicks", &[Text("a"), Integer(7)]), id("clicks", &[Text("a"), Integer(7)]));
     }
 
-    /// What other programs compute: a byte for the type, the length as 4 bytes, the bytes; the name first.
+    /// What other programs compute: a byte for the type, the length as 4 bytes, the bytes; the stream's name first, then the fields'.
     #[test]
     fn an_id_is_the_beginning_of_a_hash_that_anybody_can_compute() {
         let mut bytes = Vec::new();
-        for (kind, part) in [(b's', &b"clicks"[..]), (b't', b"ada"), (b'i', b"-7"), (b'b', b"1")] {
+        for (kind, part) in [(b's', &b"clicks"[..]), (b'f', b"f"), (b't', b"ada"), (b'i', b"-7"), (b'b', b"1")] {
             bytes.push(kind);
             bytes.extend(u32::try_from(part.len()).unwrap().to_be_bytes());
             bytes.extend(part);
@@ -228,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_value_that_is_too_long_is_refused() {
-        let mut builder = IdBuilder::new("clicks");
+        let mut builder = IdBuilder::new("clicks", &["url"]);
         let long = "x".repeat(FIELD_BYTES_MAX + 1);
         builder.add("ok", FieldValue::Text(&long[1..])).unwrap();
         let refused = builder.add("url", FieldValue::Text(&long)).unwrap_err();

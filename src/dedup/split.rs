@@ -92,7 +92,7 @@ mod tests {
     use crate::dedup::id::{FieldValue, IdBuilder};
 
     fn id(number: i128) -> ClickId {
-        let mut builder = IdBuilder::new("clicks");
+        let mut builder = IdBuilder::new("clicks", &["n"]);
         builder.add("n", FieldValue::Integer(number)).unwrap();
         builder.finish()
     }

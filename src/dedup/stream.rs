@@ -112,7 +112,7 @@ impl Stream {
     }
 
     fn build<'a>(&self, value_of: impl Fn(&str) -> Result<FieldValue<'a>, FieldError>) -> Result<ClickId, FieldError> {
-        let mut builder = IdBuilder::new(&self.name);
+        let mut builder = IdBuilder::new(&self.name, &self.fields);
         for field in &self.fields {
             builder.add(field, value_of(field)?)?;
         }
