@@ -239,8 +239,8 @@ async fn a_slice_ten_or_a_hundred_times_fuller_than_the_last_keeps_every_click_e
     }
 }
 
-/// The clock of each shard comes nearer and nearer to the end of its slice, until real time passes that. Clicks before it are forgotten
-/// a slice earlier than those behind it, and no slice before its end has left the window.
+/// The clock of each shard comes nearer and nearer to the end of its slice, until real time passes that. Clicks before it are
+/// forgotten a slice earlier than those behind it, and no slice before its end has left the window.
 #[tokio::test]
 async fn clicks_right_before_and_right_after_the_end_of_a_slice_are_remembered_for_the_window() {
     let redis = Redis::start().await;
