@@ -16,8 +16,9 @@ run: setup-run  ## set everything up, then show what onejob is for and serve on 
 test: setup lint deny unit doc  ## set everything up, lint, check licences, run all tests
 	@echo "make test: everything passed"
 
-setup: setup-run  ## install what tests need: redis-server, luacheck, prometheus and a parser of what it reads
+setup: setup-run  ## install what tests need: redis-server, luacheck, faketime, prometheus and a parser of what it reads
 	@./.ci/package luacheck lua-check
+	@./.ci/package faketime faketime
 	@./.ci/package prometheus prometheus
 	@/usr/bin/python3 -c 'import prometheus_client' 2>/dev/null || ./.ci/package prometheus_client python3-prometheus-client
 

@@ -19,6 +19,7 @@ mod cluster;
 mod config;
 mod dashboards;
 mod dedup;
+mod dedup_edges;
 mod dedup_faults;
 mod dedup_filter;
 mod dedup_front;

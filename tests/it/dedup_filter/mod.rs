@@ -335,26 +335,58 @@ async fn what_somebody_else_has_claimed_is_waited_for() {
     let token = BatchToken::random();
     assert_eq!(dedup.claim(&ids, token).await.unwrap(), [Claimed::First; 2]);
     let place = Place::of(redis.url(), "a\nb\nc\nd\ne\nf\ng\n", "a\nb\nd\ne\nf\ng\n".to_owned());
-    let mut command = place.resumable(&["--lines", "--batch", "3"]);
+    // Claims that nobody gives back outlive this test.
+    let mut command = place.resumable(&["--lines", "--batch", "4", "--lease", "1h"]);
     command.stderr(Stdio::piped());
     let child = command.spawn().unwrap();
     until("what stands before it is through", async || place.read("output") == "a\nb\n").await;
     until("the state says so", async || place.state().is_some_and(|state| state["counts"]["records"] == 2)).await;
-    // It waits with empty hands: what stands behind is anybody's.
-    let other = BatchToken::random();
-    until("the rest is given back", async || {
-        dedup.claim(&[id(dedup.stream(), "g")], other).await.unwrap() == [Claimed::First]
-            || dedup.claim(&[id(dedup.stream(), "g")], BatchToken::random()).await.unwrap() == [Claimed::First]
-    })
-    .await;
+    // It waits with empty hands: what stands behind is anybody's, in the same batch and in another one.
+    for line in ["d", "g"] {
+        until(&format!("{line} is given back"), async || {
+            dedup.claim(&[id(dedup.stream(), line)], BatchToken::random()).await.unwrap() == [Claimed::First]
+        })
+        .await;
+    }
     assert_eq!(place.read("output"), "a\nb\n");
     assert_eq!(dedup.commit(&ids[..1], token).await.unwrap(), [Committed::Committed]);
     dedup.release(&ids[1..], token).await.unwrap();
-    // Nobody commits "g": that claim lapses, or is given back here.
+    // Nobody commits "d" and "g": those claims lapse, or are given back here.
     redis.command::<u64>(&["DEL", "oj:dedup:{clicks/00}:c", "oj:dedup:{clicks/00}:l"]).await;
     let output = within(child.wait_with_output()).await.unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     place.is_as_undisturbed();
+}
+
+/// A record that is in every batch under way is claimed with the first of them. The others would find it claimed, give back what
+/// they hold and ask again.
+#[tokio::test]
+async fn what_is_under_way_already_is_not_asked_about_again() {
+    let redis = Redis::start().await;
+    let lines: String = (0..50).map(|batch| format!("same\n{batch}-a\n{batch}-b\n")).collect();
+    let firsts = format!("same\n{}", lines.replace("same\n", ""));
+    let place = Place::of(redis.url(), &lines, firsts);
+    let told = ended(place.resumable(&["--lines", "--batch", "3", "--in-flight", "8", "--lease", "1h"])).await.expect(0);
+    place.is_as_undisturbed();
+    let counts = summary(&told);
+    assert_eq!((&counts["first"], &counts["duplicates"]), (&101.into(), &49.into()), "{counts}");
+    let calls = redis.keys().await.into_iter().filter(|key| key.contains(":v:")).count();
+    assert_eq!(calls, 100, "a claim and a commit for each batch, whose verdicts are kept");
+}
+
+/// Ten records of a megabyte are two batches, though two thousand fit one by their number.
+#[tokio::test]
+async fn a_batch_of_long_records_has_fewer() {
+    let redis = Redis::start().await;
+    let records: String = (0..10).map(|id| format!("{{\"id\":{id},\"x\":\"{}\"}}\n", "x".repeat(1_000_000))).collect();
+    let place = Place::of(redis.url(), &records, records.clone());
+    let told = ended(place.filter(&["--key", "id", "--input", "input"])).await.expect(0);
+    assert!(told.stdout == records);
+    let mut batches = Vec::new();
+    for key in redis.keys().await.into_iter().filter(|key| key.contains(":v:")) {
+        batches.push(redis.command::<u64>(&["STRLEN", &key]).await - 16);
+    }
+    assert_eq!(batches, [5, 5], "as many as reach four mebibytes");
 }
 
 fn lines_of(path: &Path) -> Vec<String> {

@@ -4,11 +4,15 @@ use std::collections::HashSet;
 use std::process::Stdio;
 use std::time::Duration;
 
+use futures_util::future::join_all;
+use onejob::dedup::{BatchToken, Claimed, Dedup, Stream};
 use rustix::process::Signal;
+use tokio::io::AsyncWriteExt as _;
 use tokio::process::Child;
 
-use super::{DISTINCT, Place, ROWS, clicks, kill, lines_of, summary, within};
+use super::{DISTINCT, Place, ROWS, clicks, id, kill, lines_of, summary, within};
 use crate::cli::ended;
+use crate::fleet::proxy::{Mode, Proxy};
 use crate::fleet::redis::DurableRedis;
 use crate::support::{Redis, until_within};
 
@@ -89,7 +93,7 @@ async fn two_at_once_let_each_record_through_once() {
     let same = Place::new(redis.url(), "lines");
     let arguments = ["--lines", "--batch", "300", "--in-flight", "3"];
     let runs = [&forth, &back, &same].map(|place| ended(place.resumable(&arguments)));
-    for told in within(futures_util::future::join_all(runs)).await {
+    for told in within(join_all(runs)).await {
         let told = summary(&told.expect(0));
         assert_eq!((&told["records"], &told["lost"]), (&ROWS.into(), &0.into()), "{told}");
     }
@@ -203,7 +207,7 @@ async fn two_with_one_state_are_one_too_many() {
     command.stdin(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    tokio::io::AsyncWriteExt::write_all(&mut stdin, "a\n".repeat(5_000).as_bytes()).await.unwrap();
+    stdin.write_all("a\n".repeat(5_000).as_bytes()).await.unwrap();
     until_within(PATIENCE, "it has its state", async || place.state().is_some()).await;
     let told = ended(place.resumable(&["--lines"])).await.expect(2);
     assert!(told.stderr.contains("state: another process works with it"), "{}", told.stderr);
@@ -277,4 +281,128 @@ async fn claims_that_lapsed_while_the_process_stood_still_are_made_anew() {
     let both = mine.iter().filter(|line| theirs.contains(line.as_str())).count();
     assert_eq!(told["lost"], both, "{told}");
     assert_eq!(mine.len() + theirs.len() - both, DISTINCT);
+}
+
+/// What a process wrote before it died, and no state tells of, is not in the output. Somebody else counted that record meanwhile, so
+/// that nothing is written in its place.
+#[tokio::test]
+async fn what_is_behind_the_state_is_cut_off_the_output_and_the_rejects() {
+    let redis = Redis::start().await;
+    let place = Place::of(redis.url(), "{\"id\":1}\n?\n", "{\"id\":1}\n".to_owned());
+    let arguments = ["--key", "id", "--on-error", "skip", "--rejects", "rejects"];
+    ended(place.resumable(&arguments)).await.expect(0);
+    let more = "{\"id\":2}\n";
+    std::fs::write(place.path("more"), more).unwrap();
+    assert_eq!(ended(place.filter(&["--key", "id", "--input", "more"])).await.expect(0).stdout, more);
+    for (name, more) in [("input", more), ("output", more), ("rejects", "??\n")] {
+        std::fs::write(place.path(name), place.read(name) + more).unwrap();
+    }
+    let told = ended(place.resumable(&arguments)).await.expect(0);
+    assert_eq!(summary(&told)["records"], 3);
+    place.is_as_undisturbed();
+    assert_eq!(place.read("rejects"), "?\n");
+}
+
+/// Five starts died with claims. Those of the last four are given back by the next one; the oldest one's must lapse, or be given back.
+#[tokio::test]
+async fn claims_of_the_last_starts_are_given_back_and_older_ones_are_waited_for() {
+    let redis = Redis::start().await;
+    let place = Place::of(redis.url(), "a\n", "a\nb\nc\nd\ne\nf\n".to_owned());
+    let arguments = ["--lines", "--lease", "1h"];
+    ended(place.resumable(&arguments)).await.expect(0);
+    std::fs::write(place.path("input"), &place.firsts).unwrap();
+    let mut state = place.state().unwrap();
+    (state["session"], state["released"]) = (9.into(), 0.into());
+    std::fs::write(place.path("state"), state.to_string()).unwrap();
+    let stream = Stream { lease: Duration::from_secs(3600), ..Stream::new("clicks", &["line"]) };
+    let dedup = Dedup::new(&redis.store().await, stream).unwrap();
+    let of_start = |session: u32| format!("dedup {} {session} 2 0", state["run"].as_str().unwrap());
+    for (session, line) in [(9, "b"), (8, "c"), (7, "d"), (6, "e"), (5, "f")] {
+        let token = of_start(session);
+        assert_eq!(dedup.claim(&[id(dedup.stream(), line)], BatchToken::named(&token)).await.unwrap(), [Claimed::First]);
+    }
+    let mut command = place.resumable(&arguments);
+    command.stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    until_within(PATIENCE, "the four are through", async || place.read("output") == "a\nb\nc\nd\ne\n").await;
+    dedup.release(&[id(dedup.stream(), "f")], BatchToken::named(&of_start(5))).await.unwrap();
+    let output = within(child.wait_with_output()).await.unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    place.is_as_undisturbed();
+}
+
+/// The wires of some are cut while batches are claimed and others being committed, for longer than claims stand. Only what was
+/// written already may be lost to whoever counts meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_claims_that_lapsed_before_they_were_written_nothing_is_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let redis = DurableRedis::start_with(directory.path(), &[]).await;
+    // It writes two states before its first batch. At one moment or another there are claims in its hands.
+    join_all((3..=7).map(|steps| cut_off_for_a_lease(&redis, steps))).await;
+}
+
+async fn cut_off_for_a_lease(redis: &DurableRedis, steps: usize) {
+    let wire = Proxy::start(redis.socket(), redis.announced());
+    let place = Place::new(&wire.url(), "lines");
+    let stream = format!("clicks-{steps}");
+    let mut command = place.resumable(&["--lines", "--batch", "300", "--in-flight", "8", "--lease", "4s", "--stream", &stream]);
+    command.stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    progress(&place, &mut child, steps).await;
+    wire.set(Mode::Refuse);
+    // Nothing but time makes a claim lapse here: it is what the test is about.
+    until_within(PATIENCE, "the claims have lapsed", async || {
+        let now: (u64, u64) = redis.ask(&["TIME"]).await.unwrap();
+        let lapses = format!("oj:dedup:{{{stream}/00}}:l");
+        redis.ask::<u64>(&["ZCOUNT", &lapses, &(now.0 * 1000).to_string(), "+inf"]).await.unwrap() == 0
+    })
+    .await;
+    let pending = place.state().unwrap()["pending"].as_array().unwrap().clone();
+    let at = |value: &serde_json::Value| usize::try_from(value.as_u64().unwrap()).unwrap();
+    let written: usize = pending.iter().map(|batch| place.firsts[at(&batch["begin"])..at(&batch["end"])].lines().count()).sum();
+    let direct = Place::of(&redis.url(), &place.read("input"), String::new());
+    let other = ended(direct.filter(&["--lines", "--input", "input", "--stream", &stream])).await.expect(0);
+    wire.set(Mode::Pass);
+    let output = within(child.wait_with_output()).await.unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let told: serde_json::Value = stderr.lines().find_map(|line| serde_json::from_str(line).ok()).unwrap();
+    let (mine, theirs) = (lines_of(&place.path("output")), other.stdout.lines().count());
+    let both = mine.len() + theirs - DISTINCT;
+    assert_eq!(told["lost"], both, "{told}");
+    assert!(both <= written, "{both} are lost, and {written} were written before their claims lapsed");
+}
+
+/// Each answer takes longer than half of the lease, so that no claim is ever young enough. It ends, nothing is written, and with a
+/// better wire the same command goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_that_are_always_too_old_are_given_up_and_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let redis = DurableRedis::start_with(directory.path(), &[]).await;
+    let wire = Proxy::start(redis.socket(), redis.announced());
+    // More than tells an input from another one, which is read before Redis is asked anything.
+    let (known, new) = ("a\n".repeat(3_000), "b\n");
+    let place = Place::of(&wire.url(), &format!("{known}{new}"), "a\nb\n".to_owned());
+    // Redis answers late, and not too late for being waited for.
+    let redis_url = format!("redis.url={}", wire.url());
+    let arguments = ["--lines", "--lease", "1s", "--output", "output", "--state", "state"];
+    let arguments = [&arguments[..], &["--set", &redis_url, "--set", "redis.response_timeout=3s"]].concat();
+    let mut command = place.filter(&arguments);
+    command.stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(known.as_bytes()).await.unwrap();
+    until_within(PATIENCE, "its first batch is through", async || place.read("output") == "a\n").await;
+    wire.set(Mode::Hold(Duration::from_millis(550)));
+    stdin.write_all(new.as_bytes()).await.unwrap();
+    drop(stdin);
+    let output = within(child.wait_with_output()).await.unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(6), "{stderr}");
+    assert!(stderr.contains("claims are older than half of --lease, 1s"), "{stderr}");
+    assert_eq!(place.read("output"), "a\n");
+    wire.set(Mode::Pass);
+    let mut command = place.filter(&arguments);
+    command.stdin(std::fs::File::open(place.path("input")).unwrap());
+    ended(command).await.expect(0);
+    place.is_as_undisturbed();
 }

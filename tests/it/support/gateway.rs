@@ -24,6 +24,9 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// Each gateway has the secret of the simulated provider's webhooks in this variable.
 pub const WEBHOOK_VARIABLE: &str = "TEST_WEBHOOK_SECRET";
 
+/// Names the point at which a gateway kills itself.
+const FAILPOINT_VARIABLE: &str = "ONEJOB_FAILPOINT";
+
 /// What outlives the gateways: a Redis, a provider, and a directory for spool and logs.
 pub struct Site {
     pub redis: Redis,
@@ -75,6 +78,12 @@ impl Site {
 
     /// Starts a gateway with leases of two seconds and one route, `print`; later settings win.
     pub async fn start(&self, settings: &[(&str, &str)], failpoint: Option<&str>) -> Gateway {
+        let environment: Vec<_> = failpoint.iter().map(|failpoint| (FAILPOINT_VARIABLE, *failpoint)).collect();
+        self.start_in(&environment, settings).await
+    }
+
+    /// The same, with these variables in its environment.
+    pub async fn start_in(&self, environment: &[(&str, &str)], settings: &[(&str, &str)]) -> Gateway {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let (config, log) = (self.dir.path().join(format!("{number}.toml")), self.dir.path().join(format!("{number}.log")));
         let toml = format!(
@@ -103,13 +112,10 @@ impl Site {
         );
         std::fs::write(&config, toml).expect("a configuration");
         let mut command = Command::new(env!("CARGO_BIN_EXE_onejob"));
-        for name in ["ONEJOB_GATEWAY", "ONEJOB_LOG", "ONEJOB_TOKEN", "ONEJOB_FAILPOINT", "ONEJOB_DURABILITY_INTENTS"] {
+        for name in ["ONEJOB_GATEWAY", "ONEJOB_LOG", "ONEJOB_TOKEN", FAILPOINT_VARIABLE, "ONEJOB_DURABILITY_INTENTS"] {
             command.env_remove(name);
         }
-        command.env(WEBHOOK_VARIABLE, WEBHOOK_SECRET);
-        if let Some(failpoint) = failpoint {
-            command.env("ONEJOB_FAILPOINT", failpoint);
-        }
+        command.env(WEBHOOK_VARIABLE, WEBHOOK_SECRET).envs(environment.iter().copied());
         command.arg("--config").arg(&config);
         for (key, value) in settings {
             command.arg("--set").arg(format!("{key}={value}"));
@@ -129,7 +135,8 @@ impl Site {
         let url = tokio::time::timeout(DEADLINE, says).await.expect("it says where it listens");
         // One that is to die at once may not get so far as to say anything.
         let url = url.unwrap_or_else(|| {
-            assert!(failpoint.is_some(), "it ended: {}", std::fs::read_to_string(&log).unwrap_or_default());
+            let may_die = environment.iter().any(|(name, _)| *name == FAILPOINT_VARIABLE);
+            assert!(may_die, "it ended: {}", std::fs::read_to_string(&log).unwrap_or_default());
             String::new()
         });
         Gateway { child, url, log }
