@@ -20,9 +20,9 @@ mod config;
 mod dashboards;
 mod dedup;
 mod dedup_faults;
+mod dedup_filter;
 mod dedup_front;
 mod dedup_layer;
-mod dedup_filter;
 mod duplicates;
 mod durability;
 mod fleet;
@@ -42,6 +42,7 @@ mod http_webhooks;
 #[cfg(feature = "failpoints")]
 mod killed;
 mod laws;
+mod log;
 mod model;
 mod presets;
 mod private_redis;

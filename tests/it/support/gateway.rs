@@ -75,6 +75,11 @@ impl Site {
 
     /// Starts a gateway with leases of two seconds and one route, `print`; later settings win.
     pub async fn start(&self, settings: &[(&str, &str)], failpoint: Option<&str>) -> Gateway {
+        self.start_with(settings, failpoint, &[]).await
+    }
+
+    /// The same, with these variables.
+    pub async fn start_with(&self, settings: &[(&str, &str)], failpoint: Option<&str>, variables: &[(&str, &str)]) -> Gateway {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let (config, log) = (self.dir.path().join(format!("{number}.toml")), self.dir.path().join(format!("{number}.log")));
         let toml = format!(
@@ -106,7 +111,7 @@ impl Site {
         for name in ["ONEJOB_GATEWAY", "ONEJOB_LOG", "ONEJOB_TOKEN", "ONEJOB_FAILPOINT", "ONEJOB_DURABILITY_INTENTS"] {
             command.env_remove(name);
         }
-        command.env(WEBHOOK_VARIABLE, WEBHOOK_SECRET);
+        command.env(WEBHOOK_VARIABLE, WEBHOOK_SECRET).envs(variables.iter().copied());
         if let Some(failpoint) = failpoint {
             command.env("ONEJOB_FAILPOINT", failpoint);
         }
