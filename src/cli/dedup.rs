@@ -45,7 +45,8 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(clap::Args)]
 pub(super) struct Arguments {
-    /// What makes two records the same, in this order: columns of CSV; members of a JSON object, or JSON pointers.
+    /// What makes two records the same, in this order: columns of CSV; members of a JSON object, or JSON pointers. Not needed
+    /// where the configuration declares the stream.
     #[arg(long, value_name = "FIELD,…", value_delimiter = ',')]
     key: Vec<String>,
     /// How the records are written.
@@ -54,10 +55,11 @@ pub(super) struct Arguments {
     /// The whole line is the key: short for --format lines.
     #[arg(long, conflicts_with_all = ["key", "format"])]
     lines: bool,
-    /// How long a record is remembered at least.
-    #[arg(long, default_value = "24h", value_name = "TIME", value_parser = duration)]
-    window: Duration,
-    /// The stream: all who name the same one share what was seen, if they have the same --key and --shards.
+    /// How long a record is remembered at least [default: as the configuration declares the stream, or 24h]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    window: Option<Duration>,
+    /// The stream: all who name the same one share what was seen, if they have the same --key and --shards. What the configuration
+    /// declares of it, [stream.NAME], holds here too.
     #[arg(long, default_value = "clicks", value_name = "NAME")]
     stream: String,
     /// What is read instead of stdin.
@@ -87,12 +89,12 @@ pub(super) struct Arguments {
     /// Batches that are asked about at once.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=IN_FLIGHT_MAX))]
     in_flight: u64,
-    /// Different records of a window, roughly.
-    #[arg(long, default_value_t = 1_000_000)]
-    expected: u64,
-    /// Over how many slots of a cluster the stream is spread.
-    #[arg(long, default_value_t = 1)]
-    shards: u16,
+    /// Different records of a window, roughly [default: as declared, or 1000000]
+    #[arg(long)]
+    expected: Option<u64>,
+    /// Over how many slots of a cluster the stream is spread [default: as declared, or 1]
+    #[arg(long)]
+    shards: Option<u16>,
     /// How long what is claimed and not yet written is kept from others, with --state [default: 30s, or the window]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     lease: Option<Duration>,
@@ -129,13 +131,19 @@ impl Arguments {
     }
 
     /// Checks what belongs together, and says which stream this is.
-    fn stream(&self) -> Result<Stream, Failure> {
+    fn stream(&self, config: &Config) -> Result<Stream, Failure> {
         let usage = |what: &str| Err(Failure::new(Exit::Usage, what.to_owned()));
-        let key = match self.format() {
-            Format::Lines if !self.key.is_empty() => return usage("with --format lines the whole line is the key: no --key"),
-            Format::Lines => vec!["line".to_owned()],
-            Format::Csv | Format::Ndjson if self.key.is_empty() => return usage("--key names what makes two records the same"),
-            Format::Csv | Format::Ndjson => self.key.clone(),
+        let declared = config.stream.get(&self.stream);
+        let key = match (self.format(), declared) {
+            (Format::Lines, _) if !self.key.is_empty() => {
+                return usage("with --format lines the whole line is the key: no --key");
+            }
+            (Format::Lines, _) => vec!["line".to_owned()],
+            (Format::Csv | Format::Ndjson, Some(declared)) if self.key.is_empty() => declared.fields.clone(),
+            (Format::Csv | Format::Ndjson, _) if self.key.is_empty() => {
+                return usage("--key names what makes two records the same");
+            }
+            (Format::Csv | Format::Ndjson, _) => self.key.clone(),
         };
         if self.rejects.is_some() && self.on_error == OnError::Stop {
             return usage("--rejects is where skipped records go: with --on-error skip");
@@ -146,17 +154,41 @@ impl Arguments {
         if named.windows(2).any(|pair| pair[0] == pair[1]) {
             return usage("--input, --output, --state and --rejects are different files");
         }
+        let of = declared.map_or_else(|| Stream::new(&self.stream, &[]), |declared| declared.stream(&self.stream));
+        let window = self.window.unwrap_or(of.window);
         let stream = Stream {
             fields: key,
-            window: self.window,
-            shards: self.shards,
-            expected: self.expected,
-            lease: self.lease.unwrap_or(LEASE.min(self.window)),
-            keep: self.window.clamp(KEEP.0, KEEP.1),
-            ..Stream::new(&self.stream, &[])
+            window,
+            shards: self.shards.unwrap_or(of.shards),
+            expected: self.expected.unwrap_or(of.expected),
+            lease: self.lease.unwrap_or(LEASE.min(window)),
+            keep: window.clamp(KEEP.0, KEEP.1),
+            ..of
         };
         stream.check().or_exit(Exit::Usage)?;
+        if let Some(declared) = declared {
+            self.agrees(&stream, &declared.stream(&self.stream))?;
+        }
         Ok(stream)
+    }
+
+    /// A stream is one thing for all who ask: with another key, window or number of shards its clicks would not meet, or be
+    /// forgotten early.
+    fn agrees(&self, stream: &Stream, declared: &Stream) -> Result<(), Failure> {
+        let name = &self.stream;
+        let differs = |what: &str, here: String, there: String| {
+            Err(Failure::new(Exit::Usage, format!("{what} is {here}, and [stream.{name}] of the configuration says {there}")))
+        };
+        if stream.fields != declared.fields {
+            return differs("the key", format!("{:?}", stream.fields), format!("{:?}", declared.fields));
+        }
+        if stream.window != declared.window {
+            return differs("--window", format!("{:?}", stream.window), format!("{:?}", declared.window));
+        }
+        if stream.shards != declared.shards {
+            return differs("--shards", stream.shards.to_string(), declared.shards.to_string());
+        }
+        Ok(())
     }
 
     fn parameters(&self, stream: &Stream, config: &Config) -> Parameters {
@@ -179,7 +211,7 @@ pub(super) async fn run(arguments: Arguments, context: &Context) -> Result<Exit,
         return Err(Failure::new(Exit::Usage, "stdout is for records: --summary json instead of --json"));
     }
     let config = context.load()?;
-    let stream = arguments.stream()?;
+    let stream = arguments.stream(&config)?;
     let mut signals = Signals::listen()?;
     let stop = CancellationToken::new();
     let running = AbortOnDropHandle::new(tokio::spawn(Box::pin(prepared(arguments, stream, config, stop.clone()))));

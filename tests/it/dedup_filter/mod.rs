@@ -2,6 +2,7 @@
 //!
 //! `resumes` has what becomes of it when it is killed, `real` a log of somebody's own.
 
+mod declared;
 mod real;
 mod resumes;
 

@@ -238,6 +238,18 @@ async fn a_generation_that_is_too_full_is_followed_by_one_with_more_buckets_and_
     assert_eq!(clicks.check(&ids(0..400)).await, firsts(400));
 }
 
+/// What comes in the first moments is no measure of a window.
+#[tokio::test]
+async fn a_generation_that_is_full_at_once_is_followed_by_one_sixteen_times_as_large() {
+    let clicks = Clicks { expected: 500, ..Clicks::open().await };
+    clicks.check(&ids(0..1_000)).await;
+    clicks.check(&ids(1_000..1_100)).await;
+    clicks.pass(10).await;
+    clicks.check(&ids(2_000..2_001)).await;
+    // 16 × 1,100 ids, 32 a bucket.
+    assert_eq!(clicks.generations().await.iter().map(|each| each.bits).collect::<Vec<_>>(), [4, 10]);
+}
+
 /// However full: with so many generations that each id is looked for in, none more is begun.
 #[tokio::test]
 async fn no_more_than_so_many_generations_are_looked_at() {
@@ -297,7 +309,7 @@ async fn a_generation_that_is_nearly_empty_is_followed_by_a_smaller_one() {
 /// With another window or other slices nothing is unseen; the next slice is as long as is declared now.
 #[tokio::test]
 async fn a_stream_that_is_declared_anew_forgets_nothing() {
-    let mut clicks = Clicks::open().await;
+    let mut clicks = Clicks { expected: 1_000, ..Clicks::open().await };
     clicks.check(&ids(0..10)).await;
     clicks.window_ms = WINDOW_MS * 2;
     assert_eq!(
@@ -310,6 +322,8 @@ async fn a_stream_that_is_declared_anew_forgets_nothing() {
     clicks.pass(5 * HOUR_MS + MINUTE_MS).await;
     assert_eq!(clicks.check(&ids(0..20)).await, duplicates(20));
     assert_eq!(clicks.generations().await.iter().map(|each| each.slice_ms).collect::<Vec<_>>(), [WINDOW_MS / 2, WINDOW_MS]);
+    // Twenty in some hours do not say that a window has less than was declared.
+    assert_eq!(clicks.generations().await[1].bits, 5);
     clicks.pass(19 * HOUR_MS).await;
     assert_eq!(clicks.check(&ids(0..20)).await, duplicates(20));
     clicks.pass(2 * HOUR_MS).await;
@@ -362,6 +376,35 @@ async fn a_shard_of_another_schema_is_refused_and_left_as_it_is() {
     let refused = clicks.call([7; 16], &ids(0..10)).await.unwrap_err();
     assert!(matches!(&refused, StoreError::Fatal { code, .. } if code == "BADSCHEMA"), "{refused:?}");
     assert_eq!(clicks.dump().await, before);
+}
+
+/// Also those that nothing is added to: what is in them is remembered for a window from the end of its slice.
+#[tokio::test]
+async fn when_a_slice_begins_all_buckets_live_as_long_as_it_needs_them() {
+    let clicks = Clicks { expected: 32 << 16, ..Clicks::open().await };
+    clicks.check(&ids(0..200)).await;
+    let begin_ms = clicks.generations().await[0].begin_ms;
+    let lives = async || {
+        let mut lives = Vec::new();
+        for name in ["00", "01", "10", "11"] {
+            lives.push(clicks.redis.command::<i64>(&["PTTL", &format!("{SHARD}:{begin_ms}:{name}")]).await);
+        }
+        lives
+    };
+    let about = |lives: &[i64], hours: i64| {
+        let (least, most) = (hours * HOUR_MS - 2 * MINUTE_MS, hours * HOUR_MS + 2 * MINUTE_MS);
+        assert!(lives.iter().all(|life_ms| (least..=most).contains(life_ms)), "{lives:?}, about {hours} hours");
+    };
+    about(&lives().await, 15);
+    // Redis does not know of the hours that pass here: without a word to it, the lives would stay as they are or shrink.
+    clicks.pass(4 * HOUR_MS).await;
+    clicks.check(&ids(200..201)).await;
+    clicks.pass(HOUR_MS + MINUTE_MS).await;
+    for name in ["00", "01", "10", "11"] {
+        clicks.redis.command::<i64>(&["PEXPIRE", &format!("{SHARD}:{begin_ms}:{name}"), "3600000"]).await;
+    }
+    clicks.check(&ids(201..202)).await;
+    about(&lives().await, 15);
 }
 
 /// Each of the bits that an id has of its hash tells it from the others, in a generation that uses all digits that it can.
