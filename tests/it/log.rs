@@ -116,8 +116,7 @@ async fn a_log_of_everything_has_neither_a_providers_credential_nor_an_owners_to
     assert!(matches!(end, End::Code(0 | 4)), "{end:?}");
     found.extend(secrets_in(&words, "the log"));
     assert!(found.is_empty(), "{}", found.join("\n"));
-    // It has said what it could: of each job, of HTTP/2, and of what the provider echoed.
-    assert!(jobs.iter().all(|(id, _)| words.contains(id.as_str())), "a job is not in the log");
+    // It has said what it could: of HTTP/2, and of what the provider echoed.
     assert!(words.contains("TRACE") && words.contains(" h2::"), "no frames in the log");
     assert!(words.contains("[hidden]"), "the log has no word of what was echoed");
 }

@@ -15,7 +15,7 @@ async fn a_declared_stream_has_the_key_and_the_window_of_its_declaration() {
     let filter = |arguments: &[&str]| {
         let mut command = crate::cli::onejob();
         command.current_dir(place.path("")).args(["--set", &format!("redis.url={}", redis.url())]);
-        declared.iter().for_each(|entry| drop(command.args(["--set", entry])));
+        command.args(declared.iter().flat_map(|entry| ["--set", *entry]));
         command.args(["dedup", "--summary", "json"]).args(arguments);
         command
     };
