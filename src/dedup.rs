@@ -29,7 +29,6 @@ pub use stream::{
 use crate::error::{Refusal, StoreError};
 use crate::fingerprint::{HalfBytes, second_half, sha256};
 use crate::metrics;
-use crate::provider::boottime_ms;
 use crate::store::{DedupBatch, DedupLevel, Deduplicated, Store};
 use front::Known;
 use split::{Part, Purpose, Split, split};
@@ -220,7 +219,7 @@ impl Told for Committed {
 /// What one call was told.
 struct Answer<V> {
     told: Vec<V>,
-    /// When it was asked, if it was told for the first time; by [`boottime_ms`].
+    /// When it was asked, on the front's clock, if there is a front and it was told for the first time.
     asked_ms: Option<u64>,
 }
 
@@ -449,11 +448,9 @@ impl Dedup {
     ) -> Result<Option<Answer<V>>, StoreError> {
         let batch = self.batch(part, fingerprint, V::PURPOSE);
         // Before it is sent: what Redis remembers from then on it remembers for a window from here at least.
-        let asked_ms = boottime_ms();
+        let asked_ms = self.front.as_ref().map(|front| front.now_ms());
         match self.patiently(until, || V::ask(&self.store, &batch, claim)).await? {
-            Deduplicated::Checked { verdicts } => {
-                read(&verdicts, part.places.len()).map(|told| Some(Answer { told, asked_ms: Some(asked_ms) }))
-            }
+            Deduplicated::Checked { verdicts } => read(&verdicts, part.places.len()).map(|told| Some(Answer { told, asked_ms })),
             // Told before, nobody here knows when.
             Deduplicated::Repeated { verdicts } => {
                 read(&verdicts, part.places.len()).map(|told| Some(Answer { told, asked_ms: None }))

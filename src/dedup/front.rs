@@ -75,14 +75,14 @@ impl Known {
         })
     }
 
-    /// Notes an id of which Redis said, when asked at a moment or later, that it remembers it from then on.
+    /// Notes an id of which Redis said, when asked at a moment ([`Known::now_ms`]) or later, that it remembers it from then on.
     pub(crate) fn learn(&self, id: &ClickId, asked_ms: u64) {
-        self.ids.insert(*id, self.since(asked_ms) + self.ttl_ms);
+        self.ids.insert(*id, asked_ms + self.ttl_ms);
     }
 
     /// Whether an id is a duplicate for certain.
     pub(crate) fn knows(&self, id: &ClickId) -> bool {
-        let now_ms = self.since(boottime_ms());
+        let now_ms = self.now_ms();
         match self.ids.get(id) {
             Some(until_ms) if now_ms < until_ms => true,
             Some(_) => {
@@ -94,15 +94,16 @@ impl Known {
         }
     }
 
+    /// The moment, on the clock of its entries.
     #[cfg(not(test))]
-    fn since(&self, at_ms: u64) -> u64 {
-        at_ms
+    pub(crate) fn now_ms(&self) -> u64 {
+        boottime_ms()
     }
 
     /// As if so much time had passed.
     #[cfg(test)]
-    fn since(&self, at_ms: u64) -> u64 {
-        at_ms + self.passed_ms.load(std::sync::atomic::Ordering::Relaxed)
+    pub(crate) fn now_ms(&self) -> u64 {
+        boottime_ms() + self.passed_ms.load(std::sync::atomic::Ordering::Relaxed)
     }
 }
 

@@ -334,6 +334,30 @@ async fn requests_that_come_during_a_call_are_the_next_call() {
     assert!((2..=30).contains(&commits), "{commits} calls for {USERS} commits");
 }
 
+/// The first of them may yet fail, and then none of the others may have been told that it counted.
+#[tokio::test]
+async fn of_equal_requests_in_one_call_one_is_first_and_the_others_are_held() {
+    let redis = Redis::start().await;
+    let stream = Stream::new("clicks", &["user"]);
+    let key_of = fields(&stream, &[("user", Source::Query("user".to_owned()))]).unwrap();
+    let layer = DedupLayer::new(Dedup::new(&redis.store().await, stream).unwrap(), key_of);
+    let failing = tower::service_fn(|_: http::Request<()>| async {
+        let mut response = http::Response::new(());
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        Ok::<_, std::convert::Infallible>(response)
+    });
+    let mut service = layer.layer(failing);
+    let request = |user: usize| http::Request::get(format!("/?user={user}")).body(()).unwrap();
+    assert_eq!(service.call(request(0)).await.unwrap().status(), 500);
+    let before = scripts(&redis).await;
+    // All are asked for before the task that asks Redis has had a turn.
+    let answers = join_all((0..10).map(|_| service.call(request(1)))).await;
+    let told: Vec<u16> = answers.into_iter().map(|answer| answer.unwrap().status().as_u16()).collect();
+    assert_eq!(scripts(&redis).await - before, 2, "a claim, and what gives it back");
+    let of = |status: u16| told.iter().filter(|told| **told == status).count();
+    assert_eq!((of(500), of(409)), (1, 9), "{told:?}");
+}
+
 /// One call is under way and the queue is full: nobody waits without a limit.
 #[tokio::test]
 async fn beyond_so_many_that_wait_a_request_is_unavailable() {

@@ -43,6 +43,7 @@ mod http_webhooks;
 #[cfg(feature = "failpoints")]
 mod killed;
 mod laws;
+mod log;
 mod model;
 mod presets;
 mod private_redis;

@@ -272,6 +272,20 @@ async fn the_pause_between_two_polls_grows_to_its_limit() {
     assert!((2..=8).contains(&polls), "{polls}");
 }
 
+/// Without its limit the fifth pause would be of 100 seconds, and the call would be over by then.
+#[tokio::test]
+async fn the_pause_between_two_polls_is_no_longer_than_its_limit() {
+    let (base_url, seen) = scripted(|number, _| match number {
+        1..6 => (202, r#"{"id":"7","status":"running"}"#.to_owned()),
+        _ => (200, r#"{"id":"7","status":"completed","result":{"page":1}}"#.to_owned()),
+    })
+    .await;
+    let provider = of_entry(&entry_with(&base_url, &[("poll", r#"{ first = "10ms", factor = 10.0, max = "20ms" }"#)]));
+    let outcome = provider.submit(within(call(&provider, "succeed"), Duration::from_secs(60))).await;
+    assert_eq!(&*succeeded(&outcome).0.body, br#"{"page":1}"#);
+    assert_eq!(seen.lock().unwrap().len(), 6);
+}
+
 #[tokio::test]
 async fn a_word_that_is_not_mapped_is_no_answer_and_never_a_guess() {
     let simulated = simulated().await;

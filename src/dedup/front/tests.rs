@@ -65,7 +65,7 @@ fn a_front_is_no_larger_than_it_says_and_knows_the_newest() {
     let stream = stream("clicks");
     let front = Known::new(Front { entries: 100_000, ttl: Duration::from_secs(3_600) }, &stream).unwrap();
     let all = ids(&stream, 0..300_000);
-    all.iter().for_each(|id| front.learn(id, boottime_ms()));
+    all.iter().for_each(|id| front.learn(id, front.now_ms()));
     assert!(front.ids.len() <= 100_000, "{}", front.ids.len());
     let bytes = front.ids.memory_used().total() as f64 / 100_000.0;
     println!("{bytes} bytes an entry");
@@ -101,6 +101,21 @@ async fn only_what_redis_begins_to_remember_is_known_and_only_for_half_a_window(
     assert!(knows(&here, 4) && knows(&here, 3));
     pass(&fixture, &[&here], HOUR_MS).await;
     assert!(!knows(&here, 4) && !knows(&here, 3));
+}
+
+/// A reply that is late by half a window leaves nothing to know: Redis may have begun to remember at the moment of the question.
+#[tokio::test]
+async fn the_time_that_a_question_takes_is_taken_from_what_it_makes_known() {
+    let fixture = Fixture::start().await;
+    let here = Dedup::new(&fixture.store, stream("clicks")).unwrap().with_front(endless()).unwrap();
+    for (user, late_ms, known) in [(1, WINDOW_MS / 2, false), (2, WINDOW_MS / 2 - HOUR_MS, true)] {
+        let one = ids(&here.stream, [user]);
+        let mut asking = std::pin::pin!(here.check_once(&one));
+        assert!(futures_util::poll!(&mut asking).is_pending());
+        here.front.as_ref().unwrap().passed_ms.fetch_add(late_ms, Ordering::Relaxed);
+        assert_eq!(asking.await.unwrap(), [Verdict::First]);
+        assert_eq!(knows(&here, user), known, "{late_ms} ms late");
+    }
 }
 
 #[tokio::test]

@@ -20,6 +20,7 @@ mod claims;
 mod courier;
 mod faults;
 mod gateways;
+mod grid;
 mod protection;
 mod races;
 mod reconcile;

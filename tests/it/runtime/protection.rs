@@ -1,4 +1,4 @@
-//! Providers that struggle: who is kept from them, for how long, by the whole fleet; and how often one that always fails is called.
+//! Providers that struggle: who is kept from them, for how long, by the whole fleet.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use futures_util::stream::{self, StreamExt as _};
 use onejob::attempt::AttemptState::{Failed, Succeeded, Unknown};
 use onejob::attempt::AttemptToken;
 use onejob::job::{Job, JobId, JobState};
-use onejob::policy::{Breaker, FailoverOn, Gate, Rate, RetryBudget};
+use onejob::policy::{Breaker, Rate, RetryBudget};
 use onejob::provider::{Call, Outcome, Provider, ProviderFuture, RenderError, Rendered, Request, Response};
 use onejob::runtime::{ProviderProtection, Runtime};
 use onejob::store::{AdmitCall, Admitted, BreakerRules, CancelMode, Kind, Store};
@@ -17,14 +17,14 @@ use super::{Setup, Shop, ended, settled, slot, states, submission, ungated, unti
 use crate::support::until_within;
 
 /// Longer than any test of these.
-const LONG: Duration = Duration::from_secs(600);
+pub(super) const LONG: Duration = Duration::from_secs(600);
 
 /// Opens after three failures in a row.
-fn breaker(open: Duration) -> Breaker {
+pub(super) fn breaker(open: Duration) -> Breaker {
     Breaker { consecutive: 3, ratio: 0.0, open, open_max: open.max(Duration::from_secs(1)) * 2, ..Breaker::default() }
 }
 
-fn protect(setup: &mut Setup, provider: &str, change: impl FnOnce(&mut ProviderProtection)) {
+pub(super) fn protect(setup: &mut Setup, provider: &str, change: impl FnOnce(&mut ProviderProtection)) {
     change(setup.options.protection.providers.entry(provider.to_owned()).or_default());
 }
 
@@ -541,102 +541,4 @@ async fn beyond_the_retry_budget_no_further_attempt_begins_and_the_job_says_so()
     assert_eq!((job.state, states(&job)), (JobState::Failed, vec![Failed]));
     assert!(job.reason.contains("deadline"), "{}", job.reason);
     assert_eq!(shop.inkjet.ledger().received, 1);
-}
-
-/// One setting of the grid.
-#[derive(Clone, Copy, Debug)]
-struct Setting {
-    attempts: u32,
-    providers: usize,
-    on_rejected: bool,
-    gate: Gate,
-    retry_after: bool,
-    breaker: bool,
-    budget: bool,
-}
-
-/// How many calls fail before a breaker of the grid opens.
-const OPENS_AFTER: u64 = 2;
-
-impl Setting {
-    /// By the plain rules: one budget of attempts for all providers, whatever else is set only takes away from it.
-    fn calls(self) -> u64 {
-        let Setting { attempts, providers, on_rejected, gate, breaker, budget, .. } = self;
-        let reached = if gate == Gate::Off { providers as u64 } else { 1 };
-        let further = on_rejected && !budget;
-        let wanted = if further { u64::from(attempts) } else { 1 };
-        if breaker { wanted.min(reached * OPENS_AFTER) } else { wanted }
-    }
-}
-
-fn grid() -> Vec<Setting> {
-    let mut grid = Vec::new();
-    for attempts in [1, 2, 3, 5] {
-        for providers in [1, 2] {
-            for bits in 0..32_u32 {
-                let is = |bit: u32| bits & (1 << bit) != 0;
-                let gate = if is(1) { Gate::Off } else { Gate::Enforce };
-                let setting =
-                    Setting { attempts, providers, on_rejected: is(0), gate, retry_after: is(2), breaker: is(3), budget: is(4) };
-                // A pause of a second before each further attempt: enough of those are among the small ones.
-                if !(setting.retry_after && attempts > 3) {
-                    grid.push(setting);
-                }
-            }
-        }
-    }
-    grid
-}
-
-/// Case 41, for every mix of settings: calls equal the budget, counted at the providers.
-#[tokio::test]
-async fn a_provider_that_always_fails_is_called_as_often_as_the_plain_rules_say() {
-    let shop = Shop::open().await;
-    let run = |number: usize, setting: Setting| {
-        let shop = &shop;
-        async move {
-            let behaviour = if setting.retry_after { "refuse_status=429,retry_after=1s" } else { "refuse_status=429" };
-            let runtime = shop
-                .gateway_with(|setup| {
-                    setup.store.prefix = format!("oj-{number}");
-                    setup.route.providers = ["inkjet", "laser"][..setting.providers].iter().map(ToString::to_string).collect();
-                    setup.route.rules.attempts_max = setting.attempts;
-                    setup.route.plan.gate = setting.gate;
-                    setup.route.plan.backoff = Duration::from_millis(1);
-                    setup.route.plan.failover_on = match setting.on_rejected {
-                        true => vec![FailoverOn::NotSent, FailoverOn::Rejected { status: 429 }],
-                        false => vec![FailoverOn::NotSent],
-                    };
-                    setup.route.deadline = Some(Duration::from_secs(8));
-                    if setting.breaker {
-                        for provider in ["inkjet", "laser"] {
-                            let consecutive = OPENS_AFTER as u32;
-                            let rules = Breaker { consecutive, statuses: vec![429], ..breaker(LONG) };
-                            protect(setup, provider, |provider| provider.breaker = Some(rules));
-                        }
-                    }
-                    if setting.budget {
-                        let none = RetryBudget { percent: 0, min_per_second: 0 };
-                        setup.options.protection.retry_budgets.insert("print".to_owned(), none);
-                    }
-                })
-                .await;
-            let body = format!(r#"{{"simulate":"{behaviour}"}}"#);
-            let id = runtime.submit(submission(&format!("order-{number}"), &body)).await.unwrap().job.id;
-            let job = ended(&runtime, id).await;
-            let ledgers = [&shop.inkjet, &shop.laser].map(|printer| printer.ledger_of(&id.to_string()));
-            let (calls, executed) =
-                ledgers.iter().fold((0, 0), |(calls, executed), ledger| (calls + ledger.received, executed + ledger.executed));
-            runtime.shutdown(Duration::from_secs(1)).await;
-            assert_eq!((job.state, executed), (JobState::Failed, 0), "{setting:?}: {job:?}");
-            assert_eq!(calls, setting.calls(), "{setting:?}: {job:?}");
-            assert!(calls <= u64::from(setting.attempts), "{setting:?}");
-            calls
-        }
-    };
-    let settings = grid();
-    let count = settings.len();
-    let calls: Vec<u64> =
-        stream::iter(settings.into_iter().enumerate()).map(|(number, setting)| run(number, setting)).buffered(24).collect().await;
-    println!("{count} settings, {} calls, none too many and none missing", calls.iter().sum::<u64>());
 }
