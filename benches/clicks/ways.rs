@@ -86,7 +86,8 @@ async fn pipe(redis: &Redis, from: usize, state: bool) -> Result<()> {
     let lines: String = (from..from + LINES).map(|number| format!("{number}\n")).collect();
     std::fs::write(path("in"), &lines)?;
     let mut command = Command::new(ONEJOB);
-    command.env_clear().arg("dedup").args(["--lines", "--stream", "lines", "--redis", &redis.url(), "--summary", "json"]);
+    command.env_clear().arg("dedup").args(["--set", &format!("redis.url={}", redis.url())]);
+    command.args(["--lines", "--stream", "lines", "--summary", "json"]);
     command.arg("--input").arg(path("in")).arg("--output").arg(path("out"));
     if state {
         command.arg("--state").arg(path("state"));
