@@ -6,6 +6,7 @@
 //!
 //! Deliberately not here: settings of the gateway (they are keys of the configuration, and `--set` sets each), rules about jobs.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
@@ -321,9 +322,27 @@ fn say(words: impl fmt::Display) {
     let _ = writeln!(std::io::stderr().lock(), "{words}");
 }
 
+/// The same arguments with each `--set` behind all others, in order: of those before a command and those behind it the parser would
+/// forget the first, and what they say of Redis with them.
+fn with_settings_last(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments = arguments.peekable();
+    let (mut others, mut settings) = (Vec::new(), Vec::new());
+    while let Some(argument) = arguments.next_if(|argument| argument != "--") {
+        if argument == "--set" {
+            settings.push(argument);
+            settings.extend(arguments.next());
+        } else if argument.as_encoded_bytes().starts_with(b"--set=") {
+            settings.push(argument);
+        } else {
+            others.push(argument);
+        }
+    }
+    others.into_iter().chain(settings).chain(arguments).collect()
+}
+
 /// Runs the command that the arguments name.
 pub(crate) fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::parse_from(with_settings_last(std::env::args_os()));
     let format = if cli.json { Format::Json } else { Format::Text };
     let context = Context { file: cli.config, overrides: cli.set, format };
     let outcome = start_log(cli.log.as_deref(), cli.log_format, &cli.command).and_then(|()| {

@@ -796,3 +796,19 @@ async fn a_gateway_is_found_by_its_configuration_unless_it_is_named() {
     assert!(anywhere.stderr.contains("--gateway"), "{}", anywhere.stderr);
     gateway.terminate().await.expect(0);
 }
+
+/// Before a command, between its words and behind them.
+#[tokio::test]
+async fn settings_count_wherever_they_stand_and_the_last_one_wins() {
+    let mut command = onejob();
+    command.args(["--set", "redis.prefix=\"first\"", "--set=server.listen=\"127.0.0.1:1\"", "config"]);
+    command.args(["--set", "redis.prefix=\"second\"", "print", "--set", "runtime.jobs_max=77"]);
+    let told = ended(command).await.expect(0);
+    for part in ["second", "127.0.0.1:1", "jobs_max = 77"] {
+        assert!(told.stdout.contains(part), "{part}: {}", told.stdout);
+    }
+    assert!(!told.stdout.contains("first"), "{}", told.stdout);
+    let mut command = onejob();
+    command.args(["config", "print", "--set"]);
+    assert!(ended(command).await.expect(2).stderr.contains("--set"));
+}
