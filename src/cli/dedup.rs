@@ -555,3 +555,23 @@ fn told(arguments: &Arguments, counts: &Counts, before: u64, began: Instant, how
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_said_without_a_password_wherever_that_stands() {
+        for (url, told) in [
+            ("redis://127.0.0.1", "127.0.0.1"),
+            ("redis://user:hush@one:1/0?protocol=3", "one:1/0"),
+            ("redis://:hu@sh@one:1", "one:1"),
+            ("redis://:hush?hush@one:1", "redis.url"),
+            ("redis+unix:///run/r.sock?user=a&pass=hush", "/run/r.sock"),
+            ("redis+unix:///run/r.sock?pass=hush@hush", "redis.url"),
+            ("redis+sentinel://:hush@one,two/jobs?sentinel_pass=hush", "one,two/jobs"),
+        ] {
+            assert_eq!(address(url), told, "{url}");
+        }
+    }
+}
