@@ -117,7 +117,10 @@ pub fn canonical_json(body: &[u8], ignore: &[String]) -> Option<String> {
 }
 
 /// Reads JSON in which no object names a member twice.
-pub(crate) fn unique_json(body: &[u8]) -> serde_json::Result<Value> {
+///
+/// # Errors
+/// It is no JSON, or an object in it names a member twice: then the error is of the category `Data`.
+pub fn unique_json(body: &[u8]) -> serde_json::Result<Value> {
     serde_json::from_slice(body).map(|Unique(value)| value)
 }
 

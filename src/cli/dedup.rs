@@ -24,7 +24,7 @@ use super::signals::Signals;
 use super::{Context, Exit, Failure, OrExit as _, assemble, duration, say};
 use filter::{Broken, Ended, Filter};
 use records::{Cutter, Format, Input, OnError, Piece, RECORD_BYTES_MAX, Reader, Stopped, fingerprint};
-use sink::Sink;
+use sink::{Left, Sink};
 use state::{Counts, Parameters, State, StateFile};
 
 mod filter;
@@ -40,6 +40,8 @@ const READ_AHEAD: usize = 2;
 const LEASE: Duration = Duration::from_secs(30);
 /// How long what became of a commit is kept: as long as the window, within these.
 const KEEP: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(86_400));
+/// The shortest time that Redis may be away.
+const PATIENCE_MIN: Duration = Duration::from_millis(1);
 /// The pause before Redis is tried again at the start.
 const CONNECT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -47,7 +49,7 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(200);
 pub(super) struct Arguments {
     /// What makes two records the same, in this order: columns of CSV; members of a JSON object, or JSON pointers. Not needed
     /// where the configuration declares the stream.
-    #[arg(long, value_name = "FIELD,…", value_delimiter = ',')]
+    #[arg(long, value_name = "FIELD,…", value_delimiter = ',', value_parser = field)]
     key: Vec<String>,
     /// How the records are written.
     #[arg(long, default_value = "ndjson", value_name = "FORMAT")]
@@ -90,7 +92,7 @@ pub(super) struct Arguments {
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=IN_FLIGHT_MAX))]
     in_flight: u64,
     /// Different records of a window, roughly [default: as declared, or 1000000]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     expected: Option<u64>,
     /// Over how many slots of a cluster the stream is spread [default: as declared, or 1]
     #[arg(long)]
@@ -103,7 +105,7 @@ pub(super) struct Arguments {
         value_parser = clap::value_parser!(u64).range(1..=RECORD_BYTES_MAX as u64))]
     record_bytes_max: u64,
     /// How long Redis may be away.
-    #[arg(long, default_value = "60s", value_name = "TIME", value_parser = duration)]
+    #[arg(long, default_value = "60s", value_name = "TIME", value_parser = patience)]
     patience: Duration,
     /// How it is told at the end what came of it, on stderr.
     #[arg(long, default_value = "text", value_name = "HOW")]
@@ -115,6 +117,21 @@ enum Summary {
     Text,
     Json,
     None,
+}
+
+/// A name without the spaces around it.
+fn field(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("a field has a name".to_owned()),
+        name => Ok(name.to_owned()),
+    }
+}
+
+fn patience(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        patience if patience < PATIENCE_MIN => Err(format!("it is {PATIENCE_MIN:?} at least")),
+        patience => Ok(patience),
+    }
 }
 
 fn delimiter(text: &str) -> Result<u8, String> {
@@ -240,6 +257,16 @@ struct Prepared {
     state: State,
 }
 
+impl Prepared {
+    /// Nothing came of it: the files that it made go.
+    fn withdraw(self) {
+        self.output.withdraw();
+        if let Some(rejects) = self.rejects {
+            rejects.withdraw();
+        }
+    }
+}
+
 /// Opens everything, and sees that what is there belongs together. `None`: there is nothing left to do.
 fn prepare(arguments: &Arguments, stream: &Stream, config: &Config) -> Result<Result<Prepared, State>, Failure> {
     let usage = |what: String| Failure::new(Exit::Usage, what);
@@ -252,6 +279,11 @@ fn prepare(arguments: &Arguments, stream: &Stream, config: &Config) -> Result<Re
         None => (None, None),
     };
     let is_ours = found.is_some();
+    let left = match &found {
+        None => Left::Nothing,
+        Some(state) if state.complete => Left::Complete,
+        Some(_) => Left::Interrupted,
+    };
     let state = found.unwrap_or_else(|| State::begin(parameters));
     // Where nobody asks later, what comes slowly is not waited for.
     let head = if file.is_some() { input.head().map_err(unreadable)? } else { Vec::new() };
@@ -264,6 +296,7 @@ fn prepare(arguments: &Arguments, stream: &Stream, config: &Config) -> Result<Re
     let mut cutter = Cutter::new(arguments.format(), stream.clone(), delimiter, record_bytes_max, arguments.growing);
     let header = cutter.header(&mut input).map_err(|stopped| refused(&name, stopped))?;
     let header_end = input.offset();
+    let mut is_over = false;
     if state.input_bytes > 0 {
         let length = input.length().map_or_else(String::new, |bytes| format!("{bytes} bytes, "));
         if !input.go_to(state.input_bytes).map_err(unreadable)? {
@@ -277,16 +310,23 @@ fn prepare(arguments: &Arguments, stream: &Stream, config: &Config) -> Result<Re
             let what = "the last record that was read of it had no line end, and now more follows";
             return Err(usage(format!("{name}: {what}; a file that is still written to is read with --growing")));
         }
-        if state.complete && !has_grown {
-            return Ok(Err(state));
-        }
+        is_over = state.complete && !has_grown;
     }
-    let sink = |path: &Path, bytes| Sink::open(path, bytes, is_ours);
+    let sink = |path: &Path, bytes| Sink::open(path, bytes, left);
     let output = match &arguments.output {
         Some(path) => sink(path, state.output_bytes)?,
         None => Sink::stdout().or_exit(Exit::Unavailable)?,
     };
-    let rejects = arguments.rejects.as_deref().map(|path| sink(path, state.rejects_bytes)).transpose()?;
+    let rejects = match arguments.rejects.as_deref().map(|path| sink(path, state.rejects_bytes)).transpose() {
+        Ok(rejects) => rejects,
+        Err(failure) => {
+            output.withdraw();
+            return Err(failure);
+        }
+    };
+    if is_over {
+        return Ok(Err(state));
+    }
     Ok(Ok(Prepared { input, header, header_end, cutter, head, output, rejects, file, state }))
 }
 
@@ -315,7 +355,13 @@ async fn prepared(arguments: Arguments, stream: Stream, config: Config, stop: Ca
         None => {
             let (data_dir, server) = (config.redis.data_dir.clone(), config.redis.server.clone());
             let options = PrivateRedisOptions { data_dir, server, syncs: assemble::syncs(&config) };
-            Some(PrivateRedis::start(options).await.or_exit(Exit::Unavailable)?)
+            match PrivateRedis::start(options).await.or_exit(Exit::Unavailable) {
+                Ok(private_redis) => Some(private_redis),
+                Err(failure) => {
+                    prepared.withdraw();
+                    return Err(failure);
+                }
+            }
         }
     };
     let url = match (&config.redis.url, &private_redis) {
@@ -329,7 +375,10 @@ async fn prepared(arguments: Arguments, stream: Stream, config: Config, stop: Ca
             store.close().await;
             outcome
         }
-        Err(failure) => Err(failure),
+        Err(failure) => {
+            prepared.withdraw();
+            Err(failure)
+        }
     };
     if let Some(private_redis) = private_redis {
         private_redis.stop().await;
@@ -340,17 +389,32 @@ async fn prepared(arguments: Arguments, stream: Stream, config: Config, stop: Ca
 /// Connects, and tries that again as long as there is patience.
 async fn connect(config: &Config, url: &str, patience: Duration, stop: &CancellationToken) -> Result<Store, Failure> {
     let began = Instant::now();
+    let mut is_told = false;
     loop {
         match Store::connect(assemble::store_options(config, url)).await {
             Ok((store, _)) => return Ok(store),
             Err(error) if error.is_retryable() && began.elapsed() + CONNECT_PAUSE < patience => {}
             Err(error) => return Err(error).or_exit(Exit::Unavailable),
         }
+        if !std::mem::replace(&mut is_told, true) {
+            say(format_args!("onejob: redis at {} does not answer; trying for {patience:?}", address(url)));
+        }
         tokio::select! {
             () = tokio::time::sleep(CONNECT_PAUSE) => {}
             () = stop.cancelled() => return Err(Failure::new(Exit::Interrupted, "a signal; nothing was done")),
         }
     }
+}
+
+/// Where a URL leads, without what may be a password.
+fn address(url: &str) -> &str {
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    let (place, parameters) = rest.split_at(rest.find(['?', '#']).unwrap_or(rest.len()));
+    // Somewhere in there is a password, and it is not said where.
+    if parameters.contains('@') || place.is_empty() {
+        return "redis.url";
+    }
+    place.rsplit_once('@').map_or(place, |(_, address)| address)
 }
 
 async fn filter(
@@ -386,11 +450,13 @@ async fn filter(
     let ended = Box::pin(drive(&mut filter, reader, sender, (&header, header_end), &cutter)).await;
     bar.finish_and_clear();
     let counts = filter.state.counts;
-    let settled = match has_state {
-        true => "the same command goes on from there",
-        false => "what is behind them is not in the output, and some of it may be remembered as seen",
+    let settled = match (has_state, filter.asked_about) {
+        (true, _) => format!("{} records are settled; the same command goes on from there", counts.records),
+        (false, 0) => "no record was asked about".to_owned(),
+        (false, asked) => {
+            format!("of {asked} records that were asked about not all are in the output, and they will be duplicates next time")
+        }
     };
-    let settled = format!("{} records are settled; {settled}", counts.records);
     let tell = |how| told(arguments, &counts, before, began, how);
     match ended {
         // It has seen enough.
@@ -486,6 +552,26 @@ fn told(arguments: &Arguments, counts: &Counts, before: u64, began: Instant, how
                 "onejob: {}: {records} records, {first} first, {duplicates} duplicates{more}; {seconds:.1} s, {rate:.0} records/s",
                 arguments.stream
             ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_said_without_a_password_wherever_that_stands() {
+        for (url, told) in [
+            ("redis://127.0.0.1", "127.0.0.1"),
+            ("redis://user:hush@one:1/0?protocol=3", "one:1/0"),
+            ("redis://:hu@sh@one:1", "one:1"),
+            ("redis://:hush?hush@one:1", "redis.url"),
+            ("redis+unix:///run/r.sock?user=a&pass=hush", "/run/r.sock"),
+            ("redis+unix:///run/r.sock?pass=hush@hush", "redis.url"),
+            ("redis+sentinel://:hush@one,two/jobs?sentinel_pass=hush", "one,two/jobs"),
+        ] {
+            assert_eq!(address(url), told, "{url}");
         }
     }
 }

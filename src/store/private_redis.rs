@@ -124,7 +124,8 @@ pub enum PrivateRedisError {
         source: io::Error,
     },
     /// Another gateway uses the data directory.
-    #[error("the data directory {} is in use by process {pid}: stop it, or set another redis.data_dir", data_dir.display())]
+    #[error("the data directory {} is in use by process {pid}: set redis.url for all who share one redis, or stop it; another \
+             redis.data_dir is another memory", data_dir.display())]
     InUse {
         /// Which.
         data_dir: PathBuf,

@@ -107,6 +107,8 @@ pub(super) struct Filter {
     pub(super) stop: CancellationToken,
     /// Hears how far it is.
     pub(super) tell: Box<dyn Fn(&State) + Send>,
+    /// How many records were asked about, whatever came of it.
+    pub(super) asked_about: usize,
     work: Work,
 }
 
@@ -153,7 +155,7 @@ impl Filter {
             ended: None,
             stopping: false,
         };
-        Filter { dedup, store, pieces, output, rejects, file, state, head, in_flight, stop, tell, work }
+        Filter { dedup, store, pieces, output, rejects, file, state, head, in_flight, stop, tell, asked_about: 0, work }
     }
 
     /// Runs until the input's end, or until it is stopped; what was asked about before is settled.
@@ -246,6 +248,9 @@ impl Filter {
             true => earlier.map(|session| self::token(&self.state, session, begin, 0)).collect(),
             false => Vec::new(),
         };
+        if batch.asked == 0 {
+            self.asked_about += batch.ids.len();
+        }
         batch.asked += 1;
         let (mut places, mut ids) = (Vec::new(), Vec::new());
         for (place, id) in batch.ids.iter().enumerate().skip(batch.from) {
@@ -287,6 +292,7 @@ impl Filter {
         if self.file.is_some() {
             self.freshen(&mut group).await?;
         }
+        let counts_before = self.state.counts;
         let mut lines = Vec::new();
         let mut rejected = Vec::new();
         let mut commits: Vec<(String, Vec<ClickId>)> = Vec::new();
@@ -347,7 +353,11 @@ impl Filter {
                 }
             }
         }
-        self.write(&lines, &rejected)?;
+        if let Err(broken) = self.write(&lines, &rejected) {
+            // What is not written is not settled.
+            self.state.counts = counts_before;
+            return Err(broken);
+        }
         self.commit(commits).await?;
         (self.tell)(&self.state);
         if let Some(Asked { told: Err(failure), .. }) = failed {

@@ -10,9 +10,9 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use onejob::dedup::{ClickId, FieldValue, Stream};
-use onejob::fingerprint::{hex, sha256};
+use onejob::fingerprint::{hex, sha256, unique_json};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde_json::Value;
+use serde_json::error::Category;
 
 /// What is read at once.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -269,7 +269,8 @@ impl Cutter {
         }
     }
 
-    /// Reads the header, if the format has one, and finds the key's columns in it. Returns its bytes.
+    /// Reads the header, if the format has one, and finds the key's columns in it. Returns its bytes: none where the input is still
+    /// written to and the header is not there yet; nothing is read then.
     pub(super) fn header(&mut self, input: &mut Input) -> Result<Vec<u8>, Stopped> {
         match self.format {
             Format::Lines | Format::Ndjson => return Ok(Vec::new()),
@@ -281,6 +282,9 @@ impl Cutter {
             Stopped::Read(error) => Stopped::Read(error),
         })?;
         let Next::Record { before, length } = found else {
+            if self.growing {
+                return Ok(Vec::new());
+            }
             return Err(bad("there is no header row, which names the columns".to_owned()));
         };
         let header = input.rest()[before..before + length].to_vec();
@@ -425,7 +429,10 @@ impl Cutter {
                 self.stream.id(|_| Some(FieldValue::Text(line))).map_err(|error| error.to_string())
             }
             Format::Ndjson => {
-                let value: Value = serde_json::from_slice(record).map_err(|error| format!("it is no JSON: {error}"))?;
+                let value = unique_json(record).map_err(|error| match error.classify() {
+                    Category::Data => "an object in it names a member twice".to_owned(),
+                    Category::Io | Category::Syntax | Category::Eof => format!("it is no JSON: {error}"),
+                })?;
                 if !value.is_object() {
                     return Err("it is JSON, but no object".to_owned());
                 }

@@ -4,6 +4,7 @@
 
 mod declared;
 mod real;
+mod refusals;
 mod resumes;
 
 use std::collections::HashSet;
