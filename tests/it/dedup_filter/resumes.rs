@@ -297,6 +297,10 @@ async fn what_is_behind_the_state_is_cut_off_the_output_and_the_rejects() {
     for (name, more) in [("input", more), ("output", more), ("rejects", "??\n")] {
         std::fs::write(place.path(name), place.read(name) + more).unwrap();
     }
+    // A state of a run that was under way: behind one that was complete it would be somebody else's.
+    let mut state = place.state().unwrap();
+    state["complete"] = false.into();
+    std::fs::write(place.path("state"), state.to_string()).unwrap();
     let told = ended(place.resumable(&arguments)).await.expect(0);
     assert_eq!(summary(&told)["records"], 3);
     place.is_as_undisturbed();
