@@ -342,7 +342,7 @@ fn with_settings_last(arguments: impl Iterator<Item = OsString>) -> Vec<OsString
 
 /// Runs the command that the arguments name.
 pub(crate) fn main() -> ExitCode {
-    let cli = Cli::parse_from(with_settings_last(std::env::args_os()));
+    let cli = Cli::parse_from(with_settings_last(onejob::config::arguments()));
     let format = if cli.json { Format::Json } else { Format::Text };
     let context = Context { file: cli.config, overrides: cli.set, format };
     let outcome = start_log(cli.log.as_deref(), cli.log_format, &cli.command).and_then(|()| {

@@ -165,6 +165,11 @@ impl fmt::Display for Problem {
     }
 }
 
+/// What the program was called with, its own name first.
+pub fn arguments() -> std::env::ArgsOs {
+    std::env::args_os()
+}
+
 impl Config {
     /// Reads all sources, checks them together and resolves the credentials that they name.
     ///

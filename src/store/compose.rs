@@ -13,9 +13,10 @@ const POSITIONS: [&str; 6] = ["P", "L", "A", "B", "D", "G"];
 pub(super) fn compose(name: &str, source: &str, prelude: &str) -> String {
     let (shebang, body) = source.split_once('\n').expect("a script begins with its #!lua line");
     let parts = parts_of(prelude);
-    let tables = POSITIONS.into_iter().map(|table| {
-        let part = parts.iter().find(|part| name_of(part) == Some(table)).expect("the prelude has every table of positions");
-        (table, positions(part))
+    // A prelude of jobs alone has no tables of clicks.
+    let tables = POSITIONS.into_iter().filter_map(|table| {
+        let part = parts.iter().find(|part| name_of(part) == Some(table))?;
+        Some((table, positions(part)))
     });
     let numbers = tables.collect();
     let body = numbered(body, &numbers);
