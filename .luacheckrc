@@ -18,7 +18,7 @@ max_line_length = 135
 
 local writable = { ECHO = true, JUST_ENDED = true }
 local shared, settable, used_elsewhere = { 'SCRIPT' }, {}, {}
-for _, file in ipairs({ 'lua/prelude.lua', 'lua/dedup_prelude.lua' }) do
+for _, file in ipairs({ 'lua/prelude.lua', 'lua/dedup_prelude.lua', 'lua/mirror_prelude.lua' }) do
    for line in io.lines(file) do
       local name = line:match('^local function ([%w_]+)') or line:match('^local ([%w_]+) =')
       if name then
@@ -34,9 +34,11 @@ end
 
 files['lua/*_*.lua'] = { read_globals = shared, globals = settable }
 files['lua/prelude.lua'] = { read_globals = { 'SCRIPT' }, ignore = used_elsewhere }
--- The clicks' half stands behind the other one: it sees what that one defines, and is no script of its own.
+-- What is for clicks stands behind it: it sees what stands before, and is no script of its own.
 local apart = { '431' }
 for _, pattern in ipairs(used_elsewhere) do
    apart[#apart + 1] = pattern
 end
-files['lua/dedup_prelude.lua'] = { read_globals = shared, globals = settable, ignore = apart }
+for _, file in ipairs({ 'lua/dedup_prelude.lua', 'lua/mirror_prelude.lua' }) do
+   files[file] = { read_globals = shared, globals = settable, ignore = apart }
+end

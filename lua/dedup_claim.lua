@@ -47,7 +47,7 @@ local now = clock()
 local shard, told = dedup_shard(KEYS[1], now, window, slice_ms, expected)
 local seen = {}
 dedup_ids(KEYS[1], shard, told, window, ids, seen, 0, nil)
-local records, holders = dedup_holders(KEYS[3], ids, now)
+local records, holders = dedup_holders(KEYS[3], ids, DEDUP_ID_BYTES, now)
 local verdicts, fields, scores = {}, {}, {}
 for n = 1, #records do
   if seen[n] then
@@ -60,21 +60,7 @@ for n = 1, #records do
     scores[#scores + 1], scores[#scores + 2] = text(now + lease), records[n]
   end
 end
-local lapsed = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', text(now), 'LIMIT', 0, DEDUP_LAPSED_MAX)
-if #lapsed > 0 then
-  redis.call('HDEL', KEYS[3], unpack(lapsed))
-  redis.call('ZREM', KEYS[4], unpack(lapsed))
-end
-if #fields > 0 then
-  redis.call('HSET', KEYS[3], unpack(fields))
-  redis.call('ZADD', KEYS[4], unpack(scores))
-  for k = 3, 4 do
-    local key = k == 3 and KEYS[3] or KEYS[4]
-    if redis.call('PTTL', key) < lease then
-      redis.call('PEXPIRE', key, text(lease + DEDUP_MARGIN_MS))
-    end
-  end
-end
+dedup_hold(KEYS[3], KEYS[4], fields, scores, now, lease)
 verdicts = table.concat(verdicts)
 redis.call('SET', KEYS[2], fingerprint .. verdicts, 'PX', text(lease))
 return reply('claimed', verdicts)

@@ -44,7 +44,7 @@ if kept then
   return reply('repeated', string.sub(kept, 17))
 end
 local now = clock()
-local records, holders = dedup_holders(KEYS[3], ids, now)
+local records, holders = dedup_holders(KEYS[3], ids, DEDUP_ID_BYTES, now)
 local seen, mine = {}, {}
 for n = 1, #records do
   if holders[n] == claim then

@@ -266,15 +266,33 @@ local function dedup_remember(key, verdicts_key, fingerprint, now, window, slice
 end
 
 -- The ids one by one, and whose claim of each stands.
-local function dedup_holders(claims, ids, now)
+local function dedup_holders(claims, ids, bytes, now)
   local records = {}
-  for at = 1, #ids, DEDUP_ID_BYTES do
-    records[#records + 1] = string.sub(ids, at, at + DEDUP_ID_BYTES - 1)
+  for at = 1, #ids, bytes do
+    records[#records + 1] = string.sub(ids, at, at + bytes - 1)
   end
-  local holders = redis.call('HMGET', claims, unpack(records))
+  local holders = #records > 0 and redis.call('HMGET', claims, unpack(records)) or {}
   for n = 1, #records do
     local holder = holders[n]
     holders[n] = holder and tonumber(string.sub(holder, 17)) > now and string.sub(holder, 1, 16)
   end
   return records, holders
+end
+
+-- Writes claims down, and takes those away that have lapsed.
+local function dedup_hold(claims, lapses, fields, scores, now, lease)
+  local lapsed = redis.call('ZRANGEBYSCORE', lapses, '-inf', text(now), 'LIMIT', 0, DEDUP_LAPSED_MAX)
+  if #lapsed > 0 then
+    redis.call('HDEL', claims, unpack(lapsed))
+    redis.call('ZREM', lapses, unpack(lapsed))
+  end
+  if #fields > 0 then
+    redis.call('HSET', claims, unpack(fields))
+    redis.call('ZADD', lapses, unpack(scores))
+    for _, key in ipairs({ claims, lapses }) do
+      if redis.call('PTTL', key) < lease then
+        redis.call('PEXPIRE', key, text(lease + DEDUP_MARGIN_MS))
+      end
+    end
+  end
 end

@@ -12,18 +12,19 @@ KEYS
 ARGV
   [1] echo    16 bytes, the call's own token
   [2] claim   16 bytes, the token of the claim
-  [3] ids     31 bytes each, as dedup_batch has them
+  [3] bytes   of an id: 31, or 10 in a mirrored stream
+  [4] ids     as they were claimed
 REPLY { status, script, echo }
   released    none of the ids is claimed by this token
 WRITES the claims, then when they lapse
 COST   O(ids × log claims)
 ]]
 ECHO = ARGV[1]
-local claim, ids = ARGV[2], ARGV[3]
-if #claim ~= 16 or #ids == 0 or #ids % DEDUP_ID_BYTES ~= 0 then
-  fault('BADARG', 'claim is 16 bytes, an id 31')
+local claim, bytes, ids = ARGV[2], number_of(ARGV[3], 'bytes'), ARGV[4]
+if #claim ~= 16 or bytes < 1 or #ids == 0 or #ids % bytes ~= 0 then
+  fault('BADARG', 'claim is 16 bytes; ids are so many bytes each')
 end
-local records, holders = dedup_holders(KEYS[1], ids, clock())
+local records, holders = dedup_holders(KEYS[1], ids, bytes, clock())
 local mine = {}
 for n = 1, #records do
   if holders[n] == claim then

@@ -10,6 +10,8 @@
 mod front;
 mod id;
 pub mod layer;
+mod mirror;
+mod mirrored;
 mod split;
 mod stream;
 
@@ -29,8 +31,10 @@ pub use stream::{
 use crate::error::{Refusal, StoreError};
 use crate::fingerprint::{HalfBytes, second_half, sha256};
 use crate::metrics;
-use crate::store::{DedupBatch, DedupLevel, Deduplicated, Store};
+use crate::store::{DedupBatch, DedupLevel, Deduplicated, MIRROR_ID_BYTES, MirrorId, MirrorView, Mirrored, Store};
 use front::Known;
+use id::RECORD_BYTES;
+use mirrored::Copies;
 use split::{Part, Purpose, Split, split};
 
 /// Ids of one batch. A caller with more makes several.
@@ -109,6 +113,13 @@ trait Told: Copy + Send {
         batch: &DedupBatch<'_>,
         token: BatchToken,
     ) -> impl Future<Output = Result<Deduplicated, StoreError>> + Send;
+    /// The same for a mirrored stream.
+    fn ask_mirrored(
+        store: &Store,
+        batch: &DedupBatch<'_>,
+        token: BatchToken,
+        view: &MirrorView<'_>,
+    ) -> impl Future<Output = Result<Mirrored, StoreError>> + Send;
     /// What an id is that stands in its batch before, with what that one is.
     fn repeated(first: Self) -> Self;
     /// Whether Redis has just begun to remember the id, if this is told for the first time.
@@ -122,6 +133,15 @@ impl Told for Verdict {
 
     async fn ask(store: &Store, batch: &DedupBatch<'_>, _: BatchToken) -> Result<Deduplicated, StoreError> {
         store.dedup_batch(batch).await
+    }
+
+    async fn ask_mirrored(
+        store: &Store,
+        batch: &DedupBatch<'_>,
+        _: BatchToken,
+        view: &MirrorView<'_>,
+    ) -> Result<Mirrored, StoreError> {
+        store.mirror_batch(batch, view).await
     }
 
     fn repeated(_: Self) -> Self {
@@ -153,6 +173,15 @@ impl Told for Claimed {
 
     async fn ask(store: &Store, batch: &DedupBatch<'_>, token: BatchToken) -> Result<Deduplicated, StoreError> {
         store.dedup_claim(batch, token.as_bytes()).await
+    }
+
+    async fn ask_mirrored(
+        store: &Store,
+        batch: &DedupBatch<'_>,
+        token: BatchToken,
+        view: &MirrorView<'_>,
+    ) -> Result<Mirrored, StoreError> {
+        store.mirror_claim(batch, token.as_bytes(), view).await
     }
 
     fn repeated(first: Self) -> Self {
@@ -190,6 +219,15 @@ impl Told for Committed {
 
     async fn ask(store: &Store, batch: &DedupBatch<'_>, token: BatchToken) -> Result<Deduplicated, StoreError> {
         store.dedup_commit(batch, token.as_bytes()).await
+    }
+
+    async fn ask_mirrored(
+        store: &Store,
+        batch: &DedupBatch<'_>,
+        token: BatchToken,
+        view: &MirrorView<'_>,
+    ) -> Result<Mirrored, StoreError> {
+        store.mirror_commit(batch, token.as_bytes(), view).await
     }
 
     fn repeated(first: Self) -> Self {
@@ -264,16 +302,20 @@ pub struct Dedup {
     stream: Stream,
     patience: Duration,
     front: Option<Arc<Known>>,
+    /// Of a mirrored stream.
+    copies: Option<Arc<Copies>>,
 }
 
 impl Dedup {
-    /// For a stream, in a store. What must be durable there before it is told is so here too.
+    /// For a stream, in a store. What must be durable there before it is told is so here too. Of a mirrored stream clones share their
+    /// copy; it is read when it is asked about first.
     ///
     /// # Errors
     /// The first thing that is wrong with the stream.
     pub fn new(store: &Store, stream: Stream) -> Result<Self, StreamError> {
         stream.check()?;
-        Ok(Dedup { store: store.committing(), stream, patience: PATIENCE, front: None })
+        let copies = stream.mirrored.then(|| Arc::new(Copies::new(stream.shards)));
+        Ok(Dedup { store: store.committing(), stream, patience: PATIENCE, front: None, copies })
     }
 
     /// The same, with batches that are tried for so long; checks and commits no longer than for half of [`Stream::keep`].
@@ -373,9 +415,24 @@ impl Dedup {
     pub async fn release(&self, ids: &[ClickId], token: BatchToken) -> Result<(), StoreError> {
         let Split { calls, fingerprint, .. } = split(ids, self.stream.shards, token, Purpose::Release);
         let until = Instant::now() + self.patience;
-        let asked: Vec<_> = calls.iter().map(|part| self.give_back(part, &fingerprint, token, until)).collect();
+        let asked: Vec<_> = calls.iter().map(|part| self.give_back(part, ids, &fingerprint, token, until)).collect();
         let answers: Vec<Result<(), StoreError>> = futures::iter(asked).buffered(CALLS_AT_ONCE_MAX).collect().await;
         answers.into_iter().collect()
+    }
+
+    /// Reads what others have added to a mirrored stream, so that the next batch need not wait for that; nothing for other streams. A
+    /// process that has just started, or asks seldom, may want to.
+    ///
+    /// # Errors
+    /// Of the first shard that cannot be read; the next batch reads it.
+    ///
+    /// # Cancel safety
+    /// What was not read is read by the next batch.
+    pub async fn follow(&self) -> Result<(), StoreError> {
+        match &self.copies {
+            None => Ok(()),
+            Some(copies) => copies.follow(&self.store, &self.stream.name).await,
+        }
     }
 
     /// How many clicks are remembered, and in how many buckets, all shards together, as they were last written to.
@@ -387,7 +444,7 @@ impl Dedup {
         let levels: Vec<Result<DedupLevel, StoreError>> = futures::iter(shards).buffered(CALLS_AT_ONCE_MAX).collect().await;
         levels.into_iter().try_fold(DedupLevel::default(), |sum, level| {
             let level = level?;
-            Ok(DedupLevel { ids: sum.ids + level.ids, buckets: sum.buckets + level.buckets })
+            Ok(DedupLevel { ids: sum.ids + level.ids, buckets: sum.buckets + level.buckets, bytes: sum.bytes + level.bytes })
         })
     }
 
@@ -398,7 +455,7 @@ impl Dedup {
         let Split { calls, fingerprint, repeats } = split(ids, self.stream.shards, token, V::PURPOSE);
         let until = Instant::now() + self.patience_for(V::PURPOSE);
         // Put together before the first of them waits: a closure that is kept meanwhile could not go to another thread.
-        let asked: Vec<_> = calls.iter().map(|part| self.ask(part, &fingerprint, claim, until)).collect();
+        let asked: Vec<_> = calls.iter().map(|part| self.ask(part, ids, &fingerprint, claim, until)).collect();
         let answers: Vec<Result<Option<Answer<V>>, StoreError>> =
             futures::iter(asked).buffered(CALLS_AT_ONCE_MAX).collect().await;
         let mut verdicts = vec![None; ids.len()];
@@ -442,6 +499,7 @@ impl Dedup {
     async fn ask<V: Told>(
         &self,
         part: &Part,
+        ids: &[ClickId],
         fingerprint: &HalfBytes,
         claim: BatchToken,
         until: Instant,
@@ -449,7 +507,14 @@ impl Dedup {
         let batch = self.batch(part, fingerprint, V::PURPOSE);
         // Before it is sent: what Redis remembers from then on it remembers for a window from here at least.
         let asked_ms = self.front.as_ref().map(|front| front.now_ms());
-        match self.patiently(until, || V::ask(&self.store, &batch, claim)).await? {
+        let answer = match &self.copies {
+            None => self.patiently(until, || V::ask(&self.store, &batch, claim)).await?,
+            Some(copies) => {
+                let ids = mirror_ids(part, ids);
+                self.patiently(until, || copies.ask::<V>(&self.store, &batch, claim, &ids)).await?
+            }
+        };
+        match answer {
             Deduplicated::Checked { verdicts } => read(&verdicts, part.places.len()).map(|told| Some(Answer { told, asked_ms })),
             // Told before, nobody here knows when.
             Deduplicated::Repeated { verdicts } => {
@@ -468,9 +533,21 @@ impl Dedup {
         }
     }
 
-    async fn give_back(&self, part: &Part, fingerprint: &HalfBytes, token: BatchToken, until: Instant) -> Result<(), StoreError> {
+    async fn give_back(
+        &self,
+        part: &Part,
+        ids: &[ClickId],
+        fingerprint: &HalfBytes,
+        token: BatchToken,
+        until: Instant,
+    ) -> Result<(), StoreError> {
         let batch = self.batch(part, fingerprint, Purpose::Release);
-        self.patiently(until, || self.store.dedup_release(&batch, token.as_bytes())).await
+        let mirrored = self.copies.as_ref().map(|_| mirror_ids(part, ids));
+        let (bytes, batch) = match &mirrored {
+            None => (RECORD_BYTES, batch),
+            Some(ids) => (MIRROR_ID_BYTES, DedupBatch { ids: ids.as_flattened(), ..batch }),
+        };
+        self.patiently(until, || self.store.dedup_release(&batch, token.as_bytes(), bytes)).await
     }
 
     fn count<V: Told>(&self, verdicts: &[Option<V>]) {
@@ -526,6 +603,11 @@ impl Dedup {
             pause = (pause * 2).min(TRY_PAUSE_MAX);
         }
     }
+}
+
+/// The ids of one call, as a mirrored stream has them.
+fn mirror_ids(part: &Part, ids: &[ClickId]) -> Vec<MirrorId> {
+    part.places.iter().map(|place| ids[*place].mirrored()).collect()
 }
 
 /// Whether the same call may be answered a moment later. Memory and disk stay as full as they are.

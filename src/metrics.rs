@@ -152,6 +152,9 @@ const SCRIPTS: &[&str] = &[
     "dedup_claim",
     "dedup_commit",
     "dedup_release",
+    "mirror_batch",
+    "mirror_claim",
+    "mirror_commit",
 ];
 const CLICKS_ARE: &[&str] = &["first", "duplicate", "claimed", "held", "committed", "lost"];
 const BATCHES_AS: &[&str] = &["answered", "unanswered", "conflict"];
@@ -530,12 +533,14 @@ pub(crate) fn dedup_batch(stream: &str, outcome: &'static str) {
     counter!(DEDUP_BATCHES, "stream" => stream.to_owned(), "outcome" => outcome).increment(1);
 }
 
-/// An id takes 8 bytes, and a bucket 60 beside them.
+/// How full a stream is. One that is mirrored has no buckets.
 #[cfg(feature = "gateway")]
-pub(crate) fn dedup_level(stream: &str, ids: u64, buckets: u64) {
+pub(crate) fn dedup_level(stream: &str, ids: u64, buckets: u64, bytes: u64) {
     gauge!(DEDUP_REMEMBERED, "stream" => stream.to_owned()).set(ids as f64);
-    gauge!(DEDUP_BUCKET, "stream" => stream.to_owned()).set(ids as f64 / buckets.max(1) as f64);
-    gauge!(DEDUP_BYTES, "stream" => stream.to_owned()).set((8 * ids + 60 * ids.min(buckets)) as f64);
+    if buckets > 0 {
+        gauge!(DEDUP_BUCKET, "stream" => stream.to_owned()).set(ids as f64 / buckets as f64);
+    }
+    gauge!(DEDUP_BYTES, "stream" => stream.to_owned()).set(bytes as f64);
 }
 
 pub(crate) fn dedup_front(stream: &str, ids: u64) {

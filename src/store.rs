@@ -35,6 +35,7 @@ mod lanes;
 mod lineage;
 mod listing;
 mod masters;
+mod mirror;
 mod nodes;
 pub mod private_redis;
 mod protection;
@@ -61,6 +62,10 @@ pub use dedup::{DedupBatch, DedupLevel, Deduplicated};
 pub use hints::Hint;
 pub(crate) use hints::{ScanPlace, Turn as DueTurn, Which};
 pub(crate) use lineage::Lineage;
+pub use mirror::{
+    MIRROR_ID_BYTES, MirrorChunk, MirrorDigest, MirrorFrame, MirrorId, MirrorNews, MirrorPosition, MirrorShard, MirrorView,
+    Mirrored, first_frame, frame_bytes,
+};
 pub use nodes::Kind as RedisKind;
 pub use protection::{
     AdmitCall, Admitted, BreakerRules, Counted, Failed, Kind, Opened, ProbeOutcome, Refused, ReportCall, Reported, Stands, Tally,

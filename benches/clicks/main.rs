@@ -101,6 +101,17 @@ struct Costs {
     rate: Vec<f64>,
 }
 
+impl Costs {
+    /// What some work on so many ids has cost.
+    async fn turn(&mut self, redis: &Redis, ids: usize, work: impl Future<Output = Result<()>>) -> Result<()> {
+        let (cpu, began) = (redis_cpu(redis)?, Instant::now());
+        work.await?;
+        self.rate.push(ids as f64 / began.elapsed().as_secs_f64());
+        self.cpu_us.push((redis_cpu(redis)? - cpu).as_secs_f64() * 1e6 / ids as f64);
+        Ok(())
+    }
+}
+
 fn median(figures: &[f64]) -> f64 {
     let mut ordered = figures.to_vec();
     ordered.sort_by(f64::total_cmp);
@@ -117,68 +128,77 @@ fn redis_cpu(redis: &Redis) -> Result<Duration> {
     Ok(Duration::from_secs_f64(spent("used_cpu_user_main_thread:")? + spent("used_cpu_sys_main_thread:")?))
 }
 
+/// The ways that are compared: streams of both kinds, then `SET NX PX` in pipelines of both depths.
+const WAYS: [&str; 4] = ["buckets", "mirrored", "`SET` by 16", "`SET` by 500"];
+
 /// New clicks through the library, and as many `SET NX PX`, by turns.
 async fn engine(ids: usize) -> Result<Table> {
-    let ours = Redis::start().await?;
-    let theirs = [Redis::start().await?, Redis::start().await?];
-    let (store, _) = Store::connect(StoreOptions::new(&ours.url())).await?;
-    let declared = Stream { expected: ids as u64, keep: Duration::from_secs(1), ..Stream::new("clicks", &["user"]) };
-    let dedup = Dedup::new(&store, declared)?;
-    let empty = [ours.used_memory()?, theirs[0].used_memory()?];
-    let head = [
-        "clicks",
-        "µs of Redis an id",
-        "`SET` by 16",
-        "`SET` by 500",
-        "ratio",
-        "clicks a second",
-        "`SET` by 500",
-        "ratio",
-        "bytes an id",
-        "`SET`",
-    ];
+    let servers = [Redis::start().await?, Redis::start().await?, Redis::start().await?, Redis::start().await?];
+    let [buckets, mirrored, by_16, by_500] = &servers;
+    let mut streams = Vec::new();
+    for (redis, mirrored) in [(buckets, false), (mirrored, true)] {
+        let (store, _) = Store::connect(StoreOptions::new(&redis.url())).await?;
+        let stream = Stream { expected: ids as u64, keep: Duration::from_secs(1), ..Stream::new("clicks", &["user"]) };
+        streams.push(Dedup::new(&store, Stream { mirrored, ..stream })?);
+    }
+    let empty = servers.each_ref().map(Redis::used_memory);
+    let head = ["clicks", "way", "µs of Redis an id", "less than `SET`", "clicks a second", "to `SET`", "bytes an id"];
     let mut table = Table::new("clicks-engine", &head);
-    let mut number = 0;
+    let (mut number, mut all) = (0, [(0.0, 0.0); 4]);
     for level in 1..=LEVELS {
-        let mut costs = [Costs::default(), Costs::default(), Costs::default()];
+        let mut costs = [const { Costs { cpu_us: Vec::new(), rate: Vec::new() } }; 4];
         while number < ids / LEVELS * level {
-            let turn: Vec<ClickId> = (number..number + TURN).map(|number| id(dedup.stream(), number)).collect::<Result<_>>()?;
+            let turn: Vec<ClickId> =
+                (number..number + TURN).map(|number| id(streams[0].stream(), number)).collect::<Result<_>>()?;
             number += TURN;
-            let (cpu, began) = (redis_cpu(&ours)?, Instant::now());
-            all_first(&dedup, &turn).await?;
-            costs[0].rate.push(TURN as f64 / began.elapsed().as_secs_f64());
-            costs[0].cpu_us.push((redis_cpu(&ours)? - cpu).as_secs_f64() * 1e6 / TURN as f64);
-            for ((redis, pipeline), costs) in theirs.iter().zip(PIPELINES).zip(&mut costs[1..]) {
+            for ((redis, dedup), costs) in servers.iter().zip(&streams).zip(&mut costs) {
+                costs.turn(redis, TURN, all_first(dedup, &turn)).await?;
+            }
+            for ((redis, pipeline), costs) in [by_16, by_500].into_iter().zip(PIPELINES).zip(&mut costs[2..]) {
                 let cpu = redis_cpu(redis)?;
                 costs.rate.push(ways::set_nx_px(redis, TURN, pipeline).await?);
                 costs.cpu_us.push((redis_cpu(redis)? - cpu).as_secs_f64() * 1e6 / TURN as f64);
             }
         }
+        for (all, costs) in all.iter_mut().zip(&costs) {
+            all.0 += costs.cpu_us.iter().sum::<f64>();
+            all.1 += costs.rate.iter().map(|rate| 1.0 / rate).sum::<f64>();
+        }
         // What is kept of the last batches is not a click's.
         tokio::time::sleep(Duration::from_millis(1_500)).await;
-        let [mine, by_16, by_500] = costs.each_ref().map(|costs| median(&costs.cpu_us));
-        let [rate, _, their_rate] = costs.each_ref().map(|costs| median(&costs.rate));
-        let each =
-            |redis: &Redis, empty: u64, ids: u64| -> Result<f64> { Ok((redis.used_memory()? - empty) as f64 / ids as f64) };
-        table.row(vec![
-            grouped(number as u64),
-            format!("{mine:.2}"),
-            format!("{by_16:.2}"),
-            format!("{by_500:.2}"),
-            format!("{:.2} · {:.2}", by_16 / mine, by_500 / mine),
-            grouped(rate as u64),
-            grouped(their_rate as u64),
-            format!("{:.2}", rate / their_rate),
-            format!("{:.1}", each(&ours, empty[0], number as u64)?),
-            format!("{:.1}", each(&theirs[0], empty[1], theirs[0].ask(&["DBSIZE"])?)?),
-        ]);
+        let mut bytes = Vec::new();
+        for ((redis, empty), place) in servers.iter().zip(&empty).zip(0..) {
+            let ids = if place < streams.len() { number as u64 } else { redis.ask(&["DBSIZE"])? };
+            let empty = *empty.as_ref().map_err(|error| anyhow::anyhow!("{error}"))?;
+            bytes.push(format!("{:.1}", (redis.used_memory()? - empty) as f64 / ids as f64));
+        }
+        let figures = costs.each_ref().map(|costs| (median(&costs.cpu_us), median(&costs.rate)));
+        rows(&mut table, &grouped(number as u64), figures, &bytes);
     }
+    let turns = (number / TURN) as f64;
+    rows(
+        &mut table,
+        "all, together",
+        all.map(|(cpu_us, seconds)| (cpu_us / turns, turns / seconds)),
+        &[const { String::new() }; 4],
+    );
     table.note(&format!(
-        "Batches of {BATCH}, {AT_ONCE} under way; turns of {}, medians of the turns since the row before. No click of {} was dropped.",
+        "Batches of {BATCH}, {AT_ONCE} under way; turns of {}, medians of the turns since the row before; of all together the mean. \
+         What is said of `SET` is by 16, then by 500. No click of {} was dropped.",
         grouped(TURN as u64),
         grouped(number as u64)
     ))?;
     Ok(table)
+}
+
+/// A row for each way.
+fn rows(table: &mut Table, clicks: &str, figures: [(f64, f64); 4], bytes: &[String]) {
+    let [.., (cpu_16, rate_16), (cpu_500, rate_500)] = figures;
+    for ((way, (cpu, rate)), bytes) in WAYS.into_iter().zip(figures).zip(bytes) {
+        let pair = |one: f64, other: f64| format!("{one:.2} · {other:.2}");
+        let row = [way.to_owned(), format!("{cpu:.2}"), pair(cpu_16 / cpu, cpu_500 / cpu), grouped(rate as u64)];
+        table.row([&[clicks.to_owned()], &row[..], &[pair(rate / rate_16, rate / rate_500), bytes.clone()]].concat());
+    }
 }
 
 fn id(stream: &Stream, number: usize) -> Result<ClickId> {

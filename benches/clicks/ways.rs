@@ -44,7 +44,8 @@ impl Gateway {
     async fn start(redis: &Redis) -> Result<Gateway> {
         let directory = process::directory()?;
         let path = |name: &str| directory.path().join(name);
-        let configuration = "[server]\nlisten = \"127.0.0.1:0\"\n[stream.clicks]\nfields = [\"user\"]\nkeep = \"1s\"\n";
+        let configuration = "[server]\nlisten = \"127.0.0.1:0\"\n[stream.clicks]\nfields = [\"user\"]\nkeep = \"1s\"\n\
+                             [stream.mirrored]\nfields = [\"user\"]\nkeep = \"1s\"\nmirrored = true\n";
         std::fs::write(path("onejob.toml"), configuration)?;
         let mut command = Command::new(ONEJOB);
         command.env_clear().arg("serve").arg("--config").arg(path("onejob.toml"));
@@ -60,12 +61,12 @@ impl Gateway {
         Ok(Gateway { part, url, client, _directory: directory })
     }
 
-    /// One array of new clicks.
-    async fn check(&self, from: usize) -> Result<()> {
+    /// One array of clicks that are new to a stream.
+    async fn check(&self, stream: &str, from: usize) -> Result<()> {
         let clicks: Vec<String> = (from..from + BATCH).map(|number| format!(r#"{{"user":{number}}}"#)).collect();
         let request = Request::builder()
             .method(Method::POST)
-            .uri(format!("{}/v1/dedup/clicks", self.url))
+            .uri(format!("{}/v1/dedup/{stream}", self.url))
             .header("content-type", "application/json")
             .header("idempotency-key", format!("from-{from}"))
             .body(Full::new(Bytes::from(format!("[{}]", clicks.join(",")))))?;
@@ -80,14 +81,17 @@ impl Gateway {
 }
 
 /// New lines through `onejob dedup`, from a file to a file; with a state, so that it could be killed, or without.
-async fn pipe(redis: &Redis, from: usize, state: bool) -> Result<()> {
+async fn pipe(redis: &Redis, from: usize, mirrored: bool, state: bool) -> Result<()> {
     let directory = process::directory()?;
     let path = |name: &str| directory.path().join(name);
     let lines: String = (from..from + LINES).map(|number| format!("{number}\n")).collect();
     std::fs::write(path("in"), &lines)?;
     let mut command = Command::new(ONEJOB);
     command.env_clear().arg("dedup").args(["--set", &format!("redis.url={}", redis.url())]);
-    command.args(["--lines", "--stream", "lines", "--summary", "json"]);
+    command.args(["--lines", "--stream", if mirrored { "mirrored" } else { "lines" }, "--summary", "json"]);
+    if mirrored {
+        command.arg("--mirrored");
+    }
     command.arg("--input").arg(path("in")).arg("--output").arg(path("out"));
     if state {
         command.arg("--state").arg(path("state"));
@@ -98,56 +102,67 @@ async fn pipe(redis: &Redis, from: usize, state: bool) -> Result<()> {
     Ok(())
 }
 
+/// The ways.
+const WAYS: [&str; 10] = [
+    "`SET NX PX` by 16, `redis-benchmark`",
+    "`SET NX PX` by 500",
+    "library, batches of 500",
+    "… mirrored",
+    "HTTP, arrays of 500",
+    "… mirrored",
+    "`onejob dedup`, a file of 200,000 lines",
+    "… with `--mirrored`",
+    "… with `--state`",
+    "… with both",
+];
+
 /// Clicks a second by each way, and what Redis and the gateway spend.
 pub(crate) async fn ways() -> Result<Table> {
     let (set, library, http, filter) =
         (Redis::start().await?, Redis::start().await?, Redis::start().await?, Redis::start().await?);
     let (store, _) = Store::connect(StoreOptions::new(&library.url())).await?;
-    let dedup = Dedup::new(&store, Stream { keep: Duration::from_secs(1), ..Stream::new("clicks", &["user"]) })?;
+    let stream = |mirrored| {
+        let name = if mirrored { "mirrored" } else { "clicks" };
+        Stream { keep: Duration::from_secs(1), mirrored, ..Stream::new(name, &["user"]) }
+    };
+    let streams = [Dedup::new(&store, stream(false))?, Dedup::new(&store, stream(true))?];
     let gateway = Gateway::start(&http).await?;
-    let mut costs: [Costs; 5] = std::array::from_fn(|_| Costs::default());
-    let mut gateway_us = Vec::new();
+    let mut costs: [Costs; WAYS.len()] = std::array::from_fn(|_| Costs::default());
+    let mut gateway_us: [Vec<f64>; WAYS.len()] = Default::default();
     for turn in 0..TURNS {
         let from = turn * TURN;
-        let cpu = redis_cpu(&set)?;
-        costs[0].rate.push(set_nx_px(&set, TURN, PIPELINES[1]).await?);
-        costs[0].cpu_us.push((redis_cpu(&set)? - cpu).as_secs_f64() * 1e6 / TURN as f64);
-        let ids: Vec<ClickId> = (from..from + TURN).map(|number| id(dedup.stream(), number)).collect::<Result<_>>()?;
-        costs[1].turn(&library, TURN, all_first(&dedup, &ids)).await?;
-        let spent = process::cpu(gateway.part.pid)?;
-        let batches = stream::iter((from..from + TURN).step_by(BATCH).map(Ok));
-        costs[2].turn(&http, TURN, batches.try_for_each_concurrent(AT_ONCE, |from| gateway.check(from))).await?;
-        gateway_us.push((process::cpu(gateway.part.pid)? - spent).as_secs_f64() * 1e6 / TURN as f64);
+        for (costs, pipeline) in costs.iter_mut().zip(PIPELINES) {
+            let cpu = redis_cpu(&set)?;
+            costs.rate.push(set_nx_px(&set, TURN, pipeline).await?);
+            costs.cpu_us.push((redis_cpu(&set)? - cpu).as_secs_f64() * 1e6 / TURN as f64);
+        }
+        for (costs, dedup) in costs[2..].iter_mut().zip(&streams) {
+            let ids: Vec<ClickId> = (from..from + TURN).map(|number| id(dedup.stream(), number)).collect::<Result<_>>()?;
+            costs.turn(&library, TURN, all_first(dedup, &ids)).await?;
+        }
+        for ((costs, gateway_us), dedup) in costs[4..].iter_mut().zip(&mut gateway_us[4..]).zip(&streams) {
+            let spent = process::cpu(gateway.part.pid)?;
+            let batches = stream::iter((from..from + TURN).step_by(BATCH).map(Ok));
+            let name = &dedup.stream().name;
+            costs.turn(&http, TURN, batches.try_for_each_concurrent(AT_ONCE, |from| gateway.check(name, from))).await?;
+            gateway_us.push((process::cpu(gateway.part.pid)? - spent).as_secs_f64() * 1e6 / TURN as f64);
+        }
         let from = 2 * turn * LINES;
-        costs[3].turn(&filter, LINES, pipe(&filter, from, false)).await?;
-        costs[4].turn(&filter, LINES, pipe(&filter, from + LINES, true)).await?;
+        for (costs, (mirrored, state)) in costs[6..].iter_mut().zip([(false, false), (true, false), (false, true), (true, true)])
+        {
+            let from = if state { from + LINES } else { from };
+            costs.turn(&filter, LINES, pipe(&filter, from, mirrored, state)).await?;
+        }
     }
-    let mut table =
-        Table::new("clicks-ways", &["way", "clicks a second", "to `SET NX PX`", "µs of Redis an id", "µs of the gateway an id"]);
-    let names = [
-        "`SET NX PX` by 500, `redis-benchmark`",
-        "library, batches of 500",
-        "HTTP, arrays of 500",
-        "`onejob dedup`, a file of 200,000 lines",
-        "… with `--state`",
-    ];
-    let theirs = median(&costs[0].rate);
-    for (name, costs) in names.into_iter().zip(&costs) {
+    let head = ["way", "clicks a second", "to `SET`", "µs of Redis an id", "µs of the gateway an id"];
+    let mut table = Table::new("clicks-ways", &head);
+    let theirs = [median(&costs[0].rate), median(&costs[1].rate)];
+    for ((name, costs), gateway_us) in WAYS.into_iter().zip(&costs).zip(&gateway_us) {
         let rate = median(&costs.rate);
-        let gateway = if name.starts_with("HTTP") { format!("{:.2}", median(&gateway_us)) } else { "–".to_owned() };
-        let cells = [grouped(rate as u64), format!("{:.2}", rate / theirs), format!("{:.2}", median(&costs.cpu_us)), gateway];
-        table.row([vec![name.to_owned()], cells.to_vec()].concat());
+        let gateway = if gateway_us.is_empty() { "–".to_owned() } else { format!("{:.2}", median(gateway_us)) };
+        let to_set = format!("{:.2} · {:.2}", rate / theirs[0], rate / theirs[1]);
+        table.row(vec![name.to_owned(), grouped(rate as u64), to_set, format!("{:.2}", median(&costs.cpu_us)), gateway]);
     }
-    table.note("A turn through the pipe has a start and an end of the process in it.")?;
+    table.note("`SET` is by 16, then by 500. A turn through the pipe has a start and an end of the process in it.")?;
     Ok(table)
-}
-
-impl Costs {
-    async fn turn(&mut self, redis: &Redis, ids: usize, work: impl Future<Output = Result<()>>) -> Result<()> {
-        let (cpu, began) = (redis_cpu(redis)?, Instant::now());
-        work.await?;
-        self.rate.push(ids as f64 / began.elapsed().as_secs_f64());
-        self.cpu_us.push((redis_cpu(redis)? - cpu).as_secs_f64() * 1e6 / ids as f64);
-        Ok(())
-    }
 }

@@ -97,6 +97,10 @@ pub(super) struct Arguments {
     /// Over how many slots of a cluster the stream is spread [default: as declared, or 1]
     #[arg(long)]
     shards: Option<u16>,
+    /// This process has a copy of what the stream remembers: less work for Redis, memory here. All who ask about the stream do so, or
+    /// nobody; as declared, where it is declared.
+    #[arg(long)]
+    mirrored: bool,
     /// How long what is claimed and not yet written is kept from others, with --state [default: 30s, or the window]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     lease: Option<Duration>,
@@ -180,6 +184,7 @@ impl Arguments {
             expected: self.expected.unwrap_or(of.expected),
             lease: self.lease.unwrap_or(LEASE.min(window)),
             keep: window.clamp(KEEP.0, KEEP.1),
+            mirrored: self.mirrored || of.mirrored,
             ..of
         };
         stream.check().or_exit(Exit::Usage)?;
@@ -204,6 +209,9 @@ impl Arguments {
         }
         if stream.shards != declared.shards {
             return differs("--shards", stream.shards.to_string(), declared.shards.to_string());
+        }
+        if stream.mirrored != declared.mirrored {
+            return differs("--mirrored", stream.mirrored.to_string(), declared.mirrored.to_string());
         }
         Ok(())
     }

@@ -32,20 +32,22 @@ pub struct StreamEntry {
     /// How long a claim stands that is neither committed nor released.
     #[serde(with = "humantime_serde")]
     pub lease: Duration,
+    /// Whether each process that asks has a copy of what is remembered.
+    pub mirrored: bool,
 }
 
 impl Default for StreamEntry {
     fn default() -> Self {
-        let dedup::Stream { fields, window, slices, shards, expected, keep, lease, .. } = dedup::Stream::new("", &[]);
-        StreamEntry { fields, window, slices, shards, expected, keep, lease }
+        let dedup::Stream { fields, window, slices, shards, expected, keep, lease, mirrored, .. } = dedup::Stream::new("", &[]);
+        StreamEntry { fields, window, slices, shards, expected, keep, lease, mirrored }
     }
 }
 
 impl StreamEntry {
     /// The stream of that name.
     pub fn stream(&self, name: &str) -> dedup::Stream {
-        let StreamEntry { fields, window, slices, shards, expected, keep, lease } = self.clone();
+        let StreamEntry { fields, window, slices, shards, expected, keep, lease, mirrored } = self.clone();
         let of_library = dedup::Stream::new(name, &[]);
-        dedup::Stream { fields, window, slices, shards, expected, keep, lease, ..of_library }
+        dedup::Stream { fields, window, slices, shards, expected, keep, lease, mirrored, ..of_library }
     }
 }

@@ -5,6 +5,7 @@
 use sha2::{Digest as _, Sha256};
 
 use crate::fingerprint::Sha256Bytes;
+use crate::store::{MIRROR_ID_BYTES, MirrorId};
 
 /// The longest value of a field that is hashed: what is longer is no name of anything.
 pub const FIELD_BYTES_MAX: usize = 64 << 10;
@@ -85,6 +86,14 @@ impl ClickId {
         }
         record[DIGITS..].copy_from_slice(&self.0[..STORED]);
         record
+    }
+
+    /// What is kept of it in a mirrored stream: the same bits.
+    pub(crate) fn mirrored(&self) -> MirrorId {
+        let mut id = [0; MIRROR_ID_BYTES];
+        id[..STORED].copy_from_slice(&self.0[..STORED]);
+        id[STORED..].copy_from_slice(&self.0[8..11]);
+        id
     }
 }
 

@@ -34,6 +34,9 @@ pub struct Stream {
     pub keep: Duration,
     /// How long a claim stands that is neither committed nor released.
     pub lease: Duration,
+    /// Whether each process that asks has a copy of what is remembered: a tenth of the work for Redis, for memory in each of them
+    /// (`docs/DEDUP.md`). Everybody who asks about a stream must say the same; who does not is refused.
+    pub mirrored: bool,
 }
 
 /// Why a stream cannot be.
@@ -58,6 +61,7 @@ impl Stream {
             expected: 1_000_000,
             keep: Duration::from_secs(600),
             lease: Duration::from_secs(60),
+            mirrored: false,
         }
     }
 

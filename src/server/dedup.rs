@@ -69,8 +69,12 @@ const LOOK_PAUSE: Duration = Duration::from_secs(15);
 pub(super) async fn watch_levels(app: Arc<App>) {
     loop {
         for (name, dedup) in &app.streams {
+            // So that a gateway that few ask, or that has just started, need not read for long when somebody does.
+            if let Err(error) = dedup.follow().await {
+                tracing::debug!(stream = name, %error, "what others have added to a mirrored stream was not read");
+            }
             match dedup.level().await {
-                Ok(level) => metrics::dedup_level(name, level.ids, level.buckets),
+                Ok(level) => metrics::dedup_level(name, level.ids, level.buckets, level.bytes),
                 Err(error) => tracing::debug!(stream = name, %error, "it is not known how full a stream is"),
             }
         }

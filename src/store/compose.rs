@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The tables of the prelude whose names become numbers.
-const POSITIONS: [&str; 6] = ["P", "L", "A", "B", "D", "G"];
+const POSITIONS: [&str; 8] = ["P", "L", "A", "B", "D", "G", "M", "C"];
 
 /// The text that Redis gets: the script's `#!lua` line, its name, what it needs of the prelude, its body.
 pub(super) fn compose(name: &str, source: &str, prelude: &str) -> String {

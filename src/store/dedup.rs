@@ -9,11 +9,16 @@ use serde::Deserialize;
 use crate::error::StoreError;
 use crate::fingerprint::{HalfBytes, hex};
 use crate::store::call::{Around, Call};
+use crate::store::mirror::{self, MIRROR_SCHEMA};
 use crate::store::transitions::{Argument as _, arguments};
 use crate::store::{Script, Store};
 
 /// The schema of a shard that this reads.
 const SHARD_SCHEMA: u64 = 2;
+
+/// What an id takes in a bucket, and what a bucket takes beside them.
+const ID_BYTES: u64 = 8;
+const BUCKET_BYTES: u64 = 60;
 
 /// One call about ids of one shard.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +39,8 @@ pub struct DedupBatch<'a> {
     pub expected: u64,
     /// How long the verdicts are kept; of a claim, how long it stands too.
     pub keep_ms: u64,
-    /// 31 bytes each, in order and each once: 24 binary digits as text, 7 bytes that are stored.
+    /// 31 bytes each, in order and each once: 24 binary digits as text, 7 bytes that are stored. For a mirrored stream 10 each where
+    /// ids are given back, and elsewhere what the caller's view has instead.
     pub ids: &'a [u8],
 }
 
@@ -43,8 +49,10 @@ pub struct DedupBatch<'a> {
 pub struct DedupLevel {
     /// Clicks that the window still reaches.
     pub ids: u64,
-    /// Buckets that they can be in.
+    /// Buckets that they can be in; none in a mirrored stream.
     pub buckets: u64,
+    /// Memory of Redis that they take, about.
+    pub bytes: u64,
 }
 
 /// One generation of buckets, as the scripts keep it.
@@ -156,8 +164,8 @@ impl Store {
     ///
     /// # Errors
     /// Any: the same call again; or nothing: they are free after their lease.
-    pub async fn dedup_release(&self, batch: &DedupBatch<'_>, claim: &HalfBytes) -> Result<(), StoreError> {
-        let arguments = arguments![&batch.token[..], &claim[..], batch.ids];
+    pub async fn dedup_release(&self, batch: &DedupBatch<'_>, claim: &HalfBytes, id_bytes: usize) -> Result<(), StoreError> {
+        let arguments = arguments![&batch.token[..], &claim[..], id_bytes as u64, batch.ids];
         let [_, _, claims, lapses] = self.dedup_keys(batch);
         let call = Call::new(Script::DedupRelease, &[&claims, &lapses], arguments, batch.token.to_vec());
         let reply = self.run(&call, &Around::default()).await?;
@@ -180,19 +188,20 @@ impl Store {
             _ => return Err(StoreError::fatal("BADSHARD", format!("{stream}, shard {shard}: it is no text"))),
         };
         let bad = |error: String| StoreError::fatal("BADSHARD", format!("{stream}, shard {shard}: {error}"));
+        if schema_of(&packed) == Some(MIRROR_SCHEMA) {
+            return mirror::level(&packed).map_err(bad);
+        }
         let (schema, _, generations): (u64, f64, Vec<Generation>) =
             rmp_serde::from_slice(&packed).map_err(|error| bad(error.to_string()))?;
         if schema != SHARD_SCHEMA {
             return Err(bad(format!("its schema is {schema}, not {SHARD_SCHEMA}")));
         }
-        let level = generations.iter().fold(DedupLevel::default(), |level, generation| DedupLevel {
-            ids: level.ids + generation.ids.iter().sum::<u64>(),
-            buckets: level.buckets + (1 << generation.bits.min(32)),
-        });
-        Ok(level)
+        let ids = generations.iter().flat_map(|generation| &generation.ids).sum();
+        let buckets = generations.iter().map(|generation| 1 << generation.bits.min(32)).sum();
+        Ok(DedupLevel { ids, buckets, bytes: ids * ID_BYTES + buckets.min(ids) * BUCKET_BYTES })
     }
 
-    fn dedup_keys(&self, batch: &DedupBatch<'_>) -> [String; 4] {
+    pub(super) fn dedup_keys(&self, batch: &DedupBatch<'_>) -> [String; 4] {
         let (keys, stream, shard) = (&self.inner.keys, batch.stream, batch.shard);
         [
             keys.dedup_shard(stream, shard),
@@ -200,5 +209,13 @@ impl Store {
             keys.dedup_claims(stream, shard),
             keys.dedup_lapses(stream, shard),
         ]
+    }
+}
+
+/// The first field of a packed array.
+fn schema_of(packed: &[u8]) -> Option<u64> {
+    match packed {
+        [0x90..=0x9f, schema @ 0..=0x7f, ..] => Some(u64::from(*schema)),
+        _ => None,
     }
 }

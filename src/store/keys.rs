@@ -91,6 +91,11 @@ impl Keys {
         format!("{}:dedup:{{{stream}/{shard:02x}}}", self.prefix)
     }
 
+    /// A chunk of the log of a mirrored stream: STRING.
+    pub(crate) fn mirror_chunk(&self, stream: &str, shard: u16, number: u64) -> String {
+        format!("{}:m:{number}", self.dedup_shard(stream, shard))
+    }
+
     /// What a batch of clicks was told: STRING.
     pub(crate) fn dedup_verdicts(&self, stream: &str, shard: u16, token: &str) -> String {
         format!("{}:v:{token}", self.dedup_shard(stream, shard))
@@ -169,7 +174,10 @@ mod tests {
         same("0f", &[keys.due(15), keys.due_turn(15), keys.unknown(15), keys.done(15)]);
         same("pair", &[keys.certificates("pair"), keys.renewal("pair")]);
         same("clicks/0a", &[keys.dedup_shard("clicks", 10), keys.dedup_verdicts("clicks", 10, "00ff")]);
-        same("clicks/0a", &[keys.dedup_claims("clicks", 10), keys.dedup_lapses("clicks", 10)]);
+        same(
+            "clicks/0a",
+            &[keys.dedup_claims("clicks", 10), keys.dedup_lapses("clicks", 10), keys.mirror_chunk("clicks", 10, 7)],
+        );
         same("canary7", &[keys.canary("7"), keys.due_canary("7")]);
     }
 }

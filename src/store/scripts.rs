@@ -7,7 +7,13 @@ use std::sync::LazyLock;
 
 use crate::store::compose::compose;
 
-const PRELUDE: &str = concat!(include_str!("../../lua/prelude.lua"), "\n", include_str!("../../lua/dedup_prelude.lua"));
+const PRELUDE: &str = concat!(
+    include_str!("../../lua/prelude.lua"),
+    "\n",
+    include_str!("../../lua/dedup_prelude.lua"),
+    "\n",
+    include_str!("../../lua/mirror_prelude.lua"),
+);
 
 macro_rules! scripts {
     ($($variant:ident $name:literal,)*) => {
@@ -55,6 +61,9 @@ scripts! {
     DedupClaim "dedup_claim",
     DedupCommit "dedup_commit",
     DedupRelease "dedup_release",
+    MirrorBatch "mirror_batch",
+    MirrorClaim "mirror_claim",
+    MirrorCommit "mirror_commit",
 }
 
 struct Composed {

@@ -359,7 +359,7 @@ async fn how_full_a_stream_is_can_be_told() {
     check(&dedup, 0..1_000).await;
     check(&dedup, 500..1_500).await;
     // Some 1,067 ids a shard in a window and 32 in a bucket.
-    assert_eq!(dedup.level().await.unwrap(), DedupLevel { ids: 1_500, buckets: 3 * 64 });
+    assert_eq!(dedup.level().await.unwrap(), DedupLevel { ids: 1_500, buckets: 3 * 64, bytes: 1_500 * 8 + 3 * 64 * 60 });
     redis.command::<String>(&["SET", "oj:dedup:{clicks/01}", "mine"]).await;
     let refused = dedup.level().await.unwrap_err();
     assert!(refused.to_string().contains("clicks, shard 1"), "{refused}");

@@ -231,7 +231,13 @@ async fn replies_echo_script_and_caller() {
             Script::DedupClaim | Script::DedupCommit => {
                 &[token, &[1; 16], b"1000", b"1000", b"1", b"1000", &[3; 16], &[b'0'; 31]]
             }
-            Script::DedupRelease => &[token, &[3; 16], &[b'0'; 31]],
+            Script::DedupRelease => &[token, &[3; 16], b"31", &[b'0'; 31]],
+            Script::MirrorBatch => {
+                &[token, &[1; 16], b"1000", b"1000", b"1000", b"0", b"0", b"000000000000", b"0", b"1", &[7; 10]]
+            }
+            Script::MirrorClaim | Script::MirrorCommit => {
+                &[token, &[1; 16], b"1000", b"1000", b"1000", &[3; 16], b"0", b"0", b"000000000000", b"0", b"1", &[7; 10]]
+            }
         };
         list.to_vec()
     };
@@ -245,12 +251,15 @@ async fn replies_echo_script_and_caller() {
                 Script::DedupBatch | Script::DedupClaim | Script::DedupCommit | Script::DedupRelease => {
                     "oj:dedup:{clicks/00}".to_owned()
                 }
+                Script::MirrorBatch | Script::MirrorClaim | Script::MirrorCommit => "oj:dedup:{mirrored/00}".to_owned(),
                 _ => key,
             };
             let [verdicts, claims, lapses] = ["v:0", "c", "l"].map(|of| format!("{key}:{of}"));
             let keys: &[&str] = match script {
-                Script::DedupBatch => &[&key, &verdicts],
-                Script::DedupClaim | Script::DedupCommit => &[&key, &verdicts, &claims, &lapses],
+                Script::DedupBatch | Script::MirrorBatch => &[&key, &verdicts],
+                Script::DedupClaim | Script::DedupCommit | Script::MirrorClaim | Script::MirrorCommit => {
+                    &[&key, &verdicts, &claims, &lapses]
+                }
                 Script::DedupRelease => &[&claims, &lapses],
                 _ => &[&key],
             };

@@ -24,6 +24,7 @@ mod dedup_faults;
 mod dedup_filter;
 mod dedup_front;
 mod dedup_layer;
+mod dedup_mirror;
 mod duplicates;
 mod durability;
 mod fleet;

@@ -17,13 +17,15 @@ const HEADER_SECTIONS: [&str; 5] = ["KEYS", "ARGV", "REPLY", "WRITES", "COST"];
 /// The flags that Redis knows, of those that we use.
 const SCRIPT_FLAGS: [&str; 2] = ["no-writes", "allow-oom"];
 /// The tables of positions in the prelude, and what each is of.
-const POSITIONS: [(&str, &str); 6] = [
+const POSITIONS: [(&str, &str); 8] = [
     ("P", "the record"),
     ("L", "the rules"),
     ("A", "an attempt"),
     ("B", "a breaker"),
     ("D", "a shard of clicks"),
     ("G", "a generation of buckets"),
+    ("M", "a mirrored shard"),
+    ("C", "a chunk"),
 ];
 /// The longest line, as in rustfmt.toml, with room for what cannot be broken.
 const LINE_CHARS_MAX: usize = 135;
@@ -137,7 +139,7 @@ fn entries<'a>(script: &'a Script, section: &str) -> BTreeSet<&'a str> {
 
 /// What the scripts share.
 fn prelude() -> String {
-    ["lua/prelude.lua", "lua/dedup_prelude.lua"].map(|path| read(&root().join(path))).join("\n")
+    ["lua/prelude.lua", "lua/dedup_prelude.lua", "lua/mirror_prelude.lua"].map(|path| read(&root().join(path))).join("\n")
 }
 
 /// The positions that the prelude gives the fields of a table.

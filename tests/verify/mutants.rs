@@ -248,7 +248,13 @@ pub const MUTANTS: &[Mutant] = &[
     },
 ];
 
-const PRELUDE: &str = concat!(include_str!("../../lua/prelude.lua"), "\n", include_str!("../../lua/dedup_prelude.lua"));
+const PRELUDE: &str = concat!(
+    include_str!("../../lua/prelude.lua"),
+    "\n",
+    include_str!("../../lua/dedup_prelude.lua"),
+    "\n",
+    include_str!("../../lua/mirror_prelude.lua"),
+);
 
 macro_rules! sources {
     ($($name:literal)*) => { &[$(($name, include_str!(concat!("../../lua/", $name, ".lua")))),*] };

@@ -16,7 +16,13 @@ const JOBS: usize = 40;
 /// Rounds until a bug must have been found.
 const ROUNDS_MAX: u64 = 8;
 
-const PRELUDE: &str = concat!(include_str!("../../../lua/prelude.lua"), "\n", include_str!("../../../lua/dedup_prelude.lua"));
+const PRELUDE: &str = concat!(
+    include_str!("../../../lua/prelude.lua"),
+    "\n",
+    include_str!("../../../lua/dedup_prelude.lua"),
+    "\n",
+    include_str!("../../../lua/mirror_prelude.lua"),
+);
 
 /// A bug: an edit of one file, by which all the scripts that contain it are wrong.
 struct Mutant {

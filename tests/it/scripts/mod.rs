@@ -8,6 +8,7 @@ mod extend;
 mod finish;
 mod hint;
 mod mark;
+mod mirror;
 mod note;
 mod postpone;
 mod protection;

@@ -166,10 +166,10 @@ fn given(call: &str, place: usize) -> BTreeSet<String> {
     found
 }
 
-/// One method of `src/store/`'s transitions, protection, certificates or dedup, named as its script.
+/// One method of `src/store/`'s transitions, protection, certificates, dedup or mirror, named as its script.
 fn method(script: &Script) -> String {
-    let methods = ["src/store/transitions.rs", "src/store/protection.rs", "src/store/certificates.rs", "src/store/dedup.rs"]
-        .map(|path| read(&root().join(path)))
+    let methods = ["transitions", "protection", "certificates", "dedup", "mirror"]
+        .map(|file| read(&root().join(format!("src/store/{file}.rs"))))
         .concat();
     let body = between(&methods, &format!("pub async fn {}(", script.name), "\n    }\n");
     // One whose caller may want to know how durable its answer is stands in a method of its own.
