@@ -54,9 +54,9 @@ if not tail then
   return reply('behind', text(shard[M.chunks][1][C.number]))
 end
 if tail ~= '' then
-  local found = mirror_ids(tail)
+  local found = mirror_finder(tail, ids)
   verdicts, ids = mirror_without(verdicts, ids, function(id)
-    return found[id] and '0'
+    return found(id) and '0'
   end)
 end
 local began = shard[M.chunks][#shard[M.chunks]][C.bytes]

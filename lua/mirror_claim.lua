@@ -53,11 +53,11 @@ local shard, _, tail = mirror_open(KEYS[1], now, window, slice_ms, chunk, offset
 if not tail then
   return reply('behind', text(shard[M.chunks][1][C.number]))
 end
-local found = mirror_ids(tail)
+local found = mirror_finder(tail, ids)
 local records, holders = dedup_holders(KEYS[3], ids, MIRROR_ID_BYTES, now)
 local fields, scores = {}, {}
 verdicts = mirror_without(verdicts, ids, function(id, n)
-  if found[id] then
+  if found(id) then
     return '0'
   elseif holders[n] and holders[n] ~= claim then
     return '2'

@@ -54,14 +54,14 @@ local shard, told, tail = mirror_open(KEYS[1], now, window, slice_ms, chunk, off
 if not tail then
   return reply('behind', text(shard[M.chunks][1][C.number]))
 end
-local found = mirror_ids(tail)
+local found = mirror_finder(tail, ids)
 local records, holders = dedup_holders(KEYS[3], ids, MIRROR_ID_BYTES, now)
 local mine = {}
 verdicts, ids = mirror_without(verdicts, ids, function(id, n)
   if holders[n] == claim then
     mine[#mine + 1] = records[n]
   end
-  return (found[id] or (holders[n] and holders[n] ~= claim)) and '0'
+  return (found(id) or (holders[n] and holders[n] ~= claim)) and '0'
 end)
 local began = shard[M.chunks][#shard[M.chunks]][C.bytes]
 mirror_remember(KEYS[1], KEYS[2], fingerprint, shard, told, window, keep, verdicts, ids, function()

@@ -6,7 +6,8 @@ local MIRROR_ID_BYTES = 10   -- of an id, which are kept
 local MIRROR_HEAD_BYTES = 14   -- in front of the ids of a frame: their number, and the digest of what is before it
 local MIRROR_DIGEST_BYTES = 12
 local MIRROR_TAIL_BYTES_MAX = 65536   -- who lacks more than this reads it first: a call looks through no more
-local MIRROR_CHUNK_BYTES_MAX = 16777216   -- a chunk with so many is followed by another one: a longer STRING is copied for too long
+local MIRROR_CHUNK_BYTES_MAX = 16760832   -- a chunk with so many is followed by another one; with a last frame it takes 16 MiB
+local MIRROR_FEW_BYTES = 1000   -- so few ids are looked for in the frames one by one
 
 -- What is known of a mirrored stream in one shard.
 local M = { schema = 1, added_ms = 2, digest = 3, chunks = 4 }
@@ -62,8 +63,14 @@ local function mirror_tail(key, shard, number, offset, digest)
   return tail
 end
 
--- Which ids stand in frames.
-local function mirror_ids(frames)
+-- What says of an id whether it stands in frames: of one of these. It finds also what begins inside of another id: that is as likely
+-- as that two ids are the same.
+local function mirror_finder(frames, ids)
+  if #ids <= MIRROR_FEW_BYTES then
+    return function(id)
+      return string.find(frames, id, 1, true)
+    end
+  end
   local found, at = {}, 1
   while at <= #frames do
     local high, low = string.byte(frames, at, at + 1)
@@ -73,7 +80,17 @@ local function mirror_ids(frames)
       at = at + MIRROR_ID_BYTES
     end
   end
-  return found
+  return function(id)
+    return found[id]
+  end
+end
+
+-- Gives back what was set aside for a chunk that has ended to be longer.
+local function mirror_trim(chunk)
+  local copy = chunk .. ':copy'
+  if redis.call('COPY', chunk, copy) == 1 then
+    redis.call('RENAME', copy, chunk)
+  end
 end
 
 -- What a call about a mirrored stream is asked, checked: its ids are those that its verdicts have a 1 for.
@@ -120,6 +137,10 @@ local function mirror_remember(key, verdicts_key, fingerprint, shard, told, wind
     redis.call('SETRANGE', chunk, text(began), frame)
     if began == 0 then
       redis.call('PEXPIRE', chunk, ttl)
+      local before = shard[M.chunks][#shard[M.chunks] - 1]
+      if before then
+        mirror_trim(mirror_key(key, before))
+      end
     end
     running[C.bytes], running[C.ids] = began + #frame, running[C.ids] + count
     shard[M.digest] = string.sub(redis.sha1hex(shard[M.digest] .. ECHO .. fingerprint .. verdicts), 1, MIRROR_DIGEST_BYTES)

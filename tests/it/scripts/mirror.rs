@@ -317,7 +317,7 @@ async fn a_clock_set_back_unsees_no_id_and_stops_no_slice() {
 async fn a_chunk_that_is_full_is_followed_by_another_one() {
     let log = Log::open().await;
     let one = log.add(NOWHERE, &ids(0..10)).await;
-    let full: u64 = 16 << 20;
+    let full: u64 = 16_760_832;
     log.redis.command::<u64>(&["SETRANGE", &format!("{SHARD}:m:1"), &(full - 1).to_string(), "x"]).await;
     for (bytes, chunk) in [(full - 1, 1), (full, 2)] {
         log.change("shard[4][1][3] = tonumber(ARGV[1])", &bytes.to_string()).await;
@@ -336,6 +336,48 @@ async fn behind_what_redis_has_lost_another_chunk_begins() {
     let (verdicts, news) = checked(log.check(Says { position: one, oldest: 1, verdicts: "01" }, &ids([0, 10])).await);
     assert_eq!((&verdicts[..], news.chunk, news.offset), ("01", 2, 0));
     assert_eq!(first_frame(&log.chunk(2).await).unwrap().ids, ids([10]));
+}
+
+#[tokio::test]
+async fn a_chunk_that_has_ended_takes_no_more_than_it_needs() {
+    let log = Log::open().await;
+    let memory = async || log.redis.command::<Option<u64>>(&["MEMORY", "USAGE", &format!("{SHARD}:m:1")]).await.unwrap_or(0);
+    let mut position = NOWHERE;
+    // A STRING that has just grown has as much set aside again.
+    while memory().await < position.offset * 3 / 2 || position.offset < 300_000 {
+        position = log.add(position, &ids(position.offset..position.offset + 1_000)).await;
+    }
+    let life_ms: i64 = log.redis.command(&["PTTL", &format!("{SHARD}:m:1")]).await;
+    let content = log.chunk(1).await;
+    log.pass(5 * HOUR_MS + MINUTE_MS).await;
+    position = log.add(position, &ids([1])).await;
+    assert_eq!(position.chunk, 2);
+    assert!(memory().await < content.len() as u64 * 13 / 10, "{} for {}", memory().await, content.len());
+    assert_eq!(log.chunk(1).await, content);
+    let left_ms: i64 = log.redis.command(&["PTTL", &format!("{SHARD}:m:1")]).await;
+    assert!((life_ms - MINUTE_MS..=life_ms).contains(&left_ms), "{left_ms} of {life_ms}");
+    let keys = log.redis.keys().await;
+    assert!(!keys.iter().any(|key| key.ends_with(":copy")), "{keys:?}");
+}
+
+/// Few ids are looked for one by one, many by a table: both find what others have added.
+#[tokio::test]
+async fn few_ids_and_many_are_looked_for_in_what_others_have_added() {
+    let log = Log::open().await;
+    let mut position = log.add(NOWHERE, &ids(0..1)).await;
+    let read = position;
+    for n in 0..3 {
+        position = log.add(position, &ids(100 * n + 100..100 * n + 200)).await;
+    }
+    for (asked, new) in [(ids(399..401), "01"), (ids(300..400), ""), (ids(300..500), "")] {
+        let (verdicts, news) = checked(log.check(from(read), &asked).await);
+        if !new.is_empty() {
+            assert_eq!(verdicts, new);
+        }
+        let added = if asked.len() == 200 { 99 } else { usize::from(asked.len() == 2) };
+        assert_eq!(verdicts.matches('1').count(), added, "{verdicts}");
+        assert_eq!(first_frame(&log.chunk(1).await[usize::try_from(news.offset).unwrap_or(0)..]).map_or(0, |f| f.ids.len()), added);
+    }
 }
 
 /// A call that fails half way is made good by the next one: what it left behind does not count.
