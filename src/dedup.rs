@@ -314,7 +314,7 @@ impl Dedup {
     /// The first thing that is wrong with the stream.
     pub fn new(store: &Store, stream: Stream) -> Result<Self, StreamError> {
         stream.check()?;
-        let copies = stream.mirrored.then(|| Arc::new(Copies::new(stream.shards)));
+        let copies = stream.mirrored.then(|| Arc::new(Copies::new(&stream.name, stream.shards)));
         Ok(Dedup { store: store.committing(), stream, patience: PATIENCE, front: None, copies })
     }
 
@@ -427,11 +427,11 @@ impl Dedup {
     /// Of the first shard that cannot be read; the next batch reads it.
     ///
     /// # Cancel safety
-    /// What was not read is read by the next batch.
+    /// It is read all the same.
     pub async fn follow(&self) -> Result<(), StoreError> {
         match &self.copies {
             None => Ok(()),
-            Some(copies) => copies.follow(&self.store, &self.stream.name).await,
+            Some(copies) => copies.follow(&self.store).await,
         }
     }
 
@@ -511,7 +511,7 @@ impl Dedup {
             None => self.patiently(until, || V::ask(&self.store, &batch, claim)).await?,
             Some(copies) => {
                 let ids = mirror_ids(part, ids);
-                self.patiently(until, || copies.ask::<V>(&self.store, &batch, claim, &ids)).await?
+                self.patiently(until, || copies.ask::<V>(&self.store, &batch, claim, &ids, until)).await?
             }
         };
         match answer {

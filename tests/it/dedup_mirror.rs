@@ -147,6 +147,53 @@ async fn a_copy_that_was_read_in_part_is_read_anew() {
     assert_eq!(firsts(&reader, 0..10_000).await, 0);
 }
 
+/// Whoever waits gives up, and the log is read all the same.
+#[tokio::test]
+async fn a_log_that_takes_longer_to_read_than_anybody_waits_is_read() {
+    let redis = Redis::start().await;
+    let store = redis.store().await;
+    let writer = Dedup::new(&store, stream(1)).unwrap();
+    for batch in 0..10 {
+        assert_eq!(firsts(&writer, batch * 10_000..(batch + 1) * 10_000).await, 10_000);
+    }
+    let reader = Dedup::new(&store, stream(1)).unwrap().with_patience(Duration::from_millis(5));
+    let batch = ids(reader.stream(), 0..10);
+    let gave_up = reader.check(&batch, BatchToken::random()).await.unwrap_err();
+    assert!(gave_up.to_string().contains("the log is still being read"), "{gave_up}");
+    until("it is read", async || reader.check(&batch, BatchToken::random()).await.is_ok()).await;
+    // And for somebody who does not wait at all.
+    let follower = Dedup::new(&store, stream(1)).unwrap();
+    follower.follow().await.unwrap();
+    let follower = follower.with_patience(Duration::from_millis(5));
+    until("it answers", async || follower.check(&batch, BatchToken::random()).await.is_ok()).await;
+}
+
+#[tokio::test]
+async fn calls_wait_for_one_another_as_long_as_their_own_patience() {
+    let redis = Redis::start().await;
+    let wire = Duration::from_millis(500);
+    let options = StoreOptions { connect_timeout: wire, response_timeout: wire, ..StoreOptions::new(&redis.url()) };
+    let (store, _) = Store::connect(options).await.unwrap();
+    let dedup = Dedup::new(&store, stream(1)).unwrap();
+    assert_eq!(firsts(&dedup, 0..1_000).await, 1_000);
+    redis.pause();
+    let stuck = tokio::spawn({
+        let dedup = dedup.clone().with_patience(Duration::from_secs(60));
+        async move { firsts(&dedup, 0..2_000).await }
+    });
+    let hasty = dedup.clone().with_patience(Duration::from_millis(300));
+    let mut refused = String::new();
+    until("it waits for the other one", async || {
+        let told = hasty.check(&ids(hasty.stream(), 0..100), BatchToken::random()).await;
+        refused = told.expect_err("redis is paused").to_string();
+        refused.contains("calls of this process wait for one another")
+    })
+    .await;
+    redis.resume();
+    assert_eq!(stuck.await.unwrap(), 1_000);
+    assert_eq!(firsts(&dedup, 0..2_000).await, 0);
+}
+
 #[tokio::test]
 async fn a_stream_is_mirrored_by_all_who_ask_or_by_nobody() {
     let redis = Redis::start().await;

@@ -376,7 +376,10 @@ async fn few_ids_and_many_are_looked_for_in_what_others_have_added() {
         }
         let added = if asked.len() == 200 { 99 } else { usize::from(asked.len() == 2) };
         assert_eq!(verdicts.matches('1').count(), added, "{verdicts}");
-        assert_eq!(first_frame(&log.chunk(1).await[usize::try_from(news.offset).unwrap_or(0)..]).map_or(0, |f| f.ids.len()), added);
+        assert_eq!(
+            first_frame(&log.chunk(1).await[usize::try_from(news.offset).unwrap_or(0)..]).map_or(0, |f| f.ids.len()),
+            added
+        );
     }
 }
 
@@ -432,6 +435,29 @@ async fn a_claim_is_kept_from_others_and_counts_when_it_is_committed() {
     let claims: u64 = log.redis.command(&["HLEN", &format!("{SHARD}:c")]).await;
     let lapses: u64 = log.redis.command(&["ZCARD", &format!("{SHARD}:l")]).await;
     assert_eq!((claims, lapses), (2, 2), "11 and 12 of the second");
+}
+
+#[tokio::test]
+async fn a_claim_and_its_commit_sent_again_are_told_the_same() {
+    let log = Log::open().await;
+    let one = log.add(NOWHERE, &ids(0..2)).await;
+    let claim = async |batch: &DedupBatch<'_>, view: &MirrorView<'_>| log.store.mirror_claim(batch, &token(1), view).await;
+    let commit = async |batch: &DedupBatch<'_>, view: &MirrorView<'_>| log.store.mirror_commit(batch, &token(1), view).await;
+    assert_eq!(claimed(log.ask(token(2), from(one), &ids(1..4), claim).await.unwrap()), "111");
+    // Somebody else counts one of them, and the caller reads that.
+    let two = log.add(one, &ids(3..4)).await;
+    let says = || Says { position: two, oldest: 1, verdicts: "110" };
+    let again = log.ask(token(2), says(), &ids(1..4), claim).await.unwrap();
+    assert_eq!(again, Mirrored::Repeated { verdicts: b"111".to_vec() });
+    let (verdicts, news) = checked(log.ask(token(3), says(), &ids(1..4), commit).await.unwrap());
+    assert_eq!(verdicts, "110");
+    let before = log.dump().await;
+    let says = || Says { position: behind(&news, 2), oldest: 1, verdicts: "000" };
+    let again = log.ask(token(3), says(), &ids(1..4), commit).await.unwrap();
+    assert_eq!(again, Mirrored::Repeated { verdicts: b"110".to_vec() });
+    assert_eq!(log.ask(token(3), says(), &ids([1, 2, 9]), commit).await.unwrap(), Mirrored::Conflict);
+    assert_eq!(log.ask(token(2), says(), &ids([1, 2, 9]), claim).await.unwrap(), Mirrored::Conflict);
+    assert_eq!(log.dump().await, before);
 }
 
 #[tokio::test]
