@@ -1,6 +1,7 @@
 -- What the scripts about clicks share. docs/PROTOCOL.md, "Clicks", says what stands in Redis.
 
 local DEDUP_SCHEMA = 2
+local MIRROR_SCHEMA = 3
 local DEDUP_BITS_MAX = 24   -- binary digits of an id that choose its bucket, as text
 local DEDUP_STORED_BYTES = 7   -- of an id, which are kept in its bucket
 local DEDUP_ID_BYTES = 31   -- an id as it comes: the digits, then what is stored
@@ -97,13 +98,19 @@ local function dedup_turn(shard, now, window, slice_ms, expected)
   return told, ends - told + window + DEDUP_MARGIN_MS, begins
 end
 
+-- Refuses a shard that another kind of stream has written, or another version.
+local function dedup_schema(found, expected)
+  if found ~= expected then
+    local is = found == MIRROR_SCHEMA and ': the stream is mirrored' or found == DEDUP_SCHEMA and ': the stream is not mirrored' or ''
+    fault('BADSCHEMA', 'the shard has schema ' .. tostring(found) .. ', this script reads ' .. expected .. is)
+  end
+end
+
 -- What is known of a stream in one shard, brought to this moment, and what dedup_turn returns.
 local function dedup_shard(key, now, window, slice_ms, expected)
   local packed = redis.call('GET', key)
   local shard = packed and cmsgpack.unpack(packed) or { DEDUP_SCHEMA, 0, {} }
-  if shard[D.schema] ~= DEDUP_SCHEMA then
-    fault('BADSCHEMA', 'the shard has schema ' .. tostring(shard[D.schema]) .. ', this script reads ' .. DEDUP_SCHEMA)
-  end
+  dedup_schema(shard[D.schema], DEDUP_SCHEMA)
   return shard, dedup_turn(shard, now, window, slice_ms, expected)
 end
 

@@ -1,7 +1,6 @@
 -- What the scripts about mirrored streams share: those of which whoever asks has a copy. docs/PROTOCOL.md, "Mirrored streams", says
 -- what stands in Redis.
 
-local MIRROR_SCHEMA = 3
 local MIRROR_ID_BYTES = 10   -- of an id, which are kept
 local MIRROR_HEAD_BYTES = 14   -- in front of the ids of a frame: their number, and the digest of what is before it
 local MIRROR_DIGEST_BYTES = 12
@@ -22,9 +21,7 @@ end
 local function mirror_shard(key, now, window, slice_ms)
   local packed = redis.call('GET', key)
   local shard = packed and cmsgpack.unpack(packed) or { MIRROR_SCHEMA, 0, string.rep('0', MIRROR_DIGEST_BYTES), {} }
-  if shard[M.schema] ~= MIRROR_SCHEMA then
-    fault('BADSCHEMA', 'the shard has schema ' .. tostring(shard[M.schema]) .. ', this script reads ' .. MIRROR_SCHEMA)
-  end
+  dedup_schema(shard[M.schema], MIRROR_SCHEMA)
   local chunks = shard[M.chunks]
   local running = chunks[#chunks]
   if running and now + shard[M.added_ms] < running[C.end_ms] - 2 * slice_ms then

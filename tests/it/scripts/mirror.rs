@@ -468,12 +468,12 @@ async fn a_shard_of_the_other_kind_is_refused_and_so_is_what_makes_no_sense() {
     let (token, fingerprint) = (token(1), [0; 16]);
     let in_buckets = DedupBatch { ids: &digits, ..batch(&token, &fingerprint) };
     let refused = log.store.dedup_batch(&in_buckets).await.unwrap_err().to_string();
-    assert!(refused.contains("BADSCHEMA") && refused.contains("the shard has schema 3"), "{refused}");
+    assert!(refused.contains("schema 3, this script reads 2: the stream is mirrored"), "{refused}");
     log.redis.command::<u64>(&["DEL", SHARD]).await;
     assert!(matches!(log.store.dedup_batch(&in_buckets).await, Ok(Deduplicated::Checked { .. })));
     let before = log.dump().await;
     let refused = log.call([2; 16], from(NOWHERE), &ids(0..1)).await.unwrap_err().to_string();
-    assert!(refused.contains("BADSCHEMA") && refused.contains("the shard has schema 2"), "{refused}");
+    assert!(refused.contains("schema 2, this script reads 3: the stream is not mirrored"), "{refused}");
     assert!(log.store.mirror_shard("clicks", 0).await.unwrap_err().to_string().contains("BADSHARD"));
     let id = ids(0..1);
     for (verdicts, ids) in [(&b"11"[..], id.as_flattened()), (b"0", id.as_flattened()), (b"2", &[]), (b"1", &id[0][1..])] {
