@@ -764,10 +764,18 @@ fn a_stream_of_clicks_has_the_defaults_of_the_library_and_its_limits() {
     let config = stream("").load().unwrap();
     let declared = config.stream["clicks"].stream("clicks");
     assert_eq!(declared, onejob::dedup::Stream::new("clicks", &["user", "/ad/id"]));
-    let all = "window = \"7d\"\nslices = 3\nshards = 5\nexpected = 70000\nkeep = \"1h\"\nlease = \"5m\"";
+    let all = "window = \"7d\"\nslices = 3\nshards = 5\nexpected = 70000\nkeep = \"1h\"\nlease = \"5m\"\nmirrored = true";
     let [week, hour, five] = [7 * 86_400, 3600, 300].map(Duration::from_secs);
-    let expected =
-        onejob::dedup::Stream { window: week, slices: 3, shards: 5, expected: 70_000, keep: hour, lease: five, ..declared };
+    let expected = onejob::dedup::Stream {
+        window: week,
+        slices: 3,
+        shards: 5,
+        expected: 70_000,
+        keep: hour,
+        lease: five,
+        mirrored: true,
+        ..declared
+    };
     assert_eq!(stream(all).load().unwrap().stream["clicks"].stream("clicks"), expected);
     for (keys, key, what) in [
         ("window = \"999ms\"", "window", "it must be 1s to"),
@@ -785,6 +793,7 @@ fn a_stream_of_clicks_has_the_defaults_of_the_library_and_its_limits() {
         ("lease = \"0s\"", "lease", "it must be 1s to 1day, the window"),
         ("size = 7", "size", "unknown key"),
         ("window = 7", "window", "a number stands where something else is wanted"),
+        ("mirrored = \"yes\"", "mirrored", "a text stands where something else is wanted"),
     ] {
         let problem = stream(keys).problem();
         assert_eq!(problem.key, format!("stream.clicks.{key}"), "{problem}");
