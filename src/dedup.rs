@@ -511,7 +511,9 @@ impl Dedup {
             None => self.patiently(until, || V::ask(&self.store, &batch, claim)).await?,
             Some(copies) => {
                 let ids = mirror_ids(part, ids);
-                self.patiently(until, || copies.ask::<V>(&self.store, &batch, claim, &ids)).await?
+                // However long it waits for its turn, verdicts of an earlier try are still kept, as `patience_for` says it.
+                let sent_until = (V::PURPOSE != Purpose::Claim).then(|| Instant::now() + self.stream.keep / 2);
+                self.patiently(until, || copies.ask::<V>(&self.store, &batch, claim, &ids, sent_until)).await?
             }
         };
         match answer {

@@ -1,6 +1,7 @@
 //! Asking about a mirrored stream: from the copy of a shard that a process has, which is read from the log where it lacks too much.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use tokio::sync::Semaphore;
 
@@ -39,7 +40,7 @@ impl Copies {
         Copies { shards: (0..shards).map(|_| copy()).collect() }
     }
 
-    /// The verdicts on ids of one shard.
+    /// The verdicts on ids of one shard. Nothing is sent later than `sent_until`, however long others, or the log, are waited for.
     ///
     /// # Cancel safety
     /// A copy that is being read is read anew by the next caller.
@@ -49,6 +50,7 @@ impl Copies {
         batch: &DedupBatch<'_>,
         claim: BatchToken,
         ids: &[MirrorId],
+        sent_until: Option<Instant>,
     ) -> Result<Deduplicated, StoreError> {
         let copy = &self.shards[usize::from(batch.shard)];
         let permits = u32::try_from(ids.len()).map_or(AT_ONCE, |ids| ids.min(AT_ONCE));
@@ -61,6 +63,10 @@ impl Copies {
                     continue;
                 }
             };
+            if sent_until.is_some_and(|until| Instant::now() > until) {
+                let detail = format!("{}, shard {}: what others ask, or the log, took too long", batch.stream, batch.shard);
+                return Err(StoreError::NotExecuted { code: Refusal::Busy, detail });
+            }
             let view = MirrorView { position, oldest, verdicts: &verdicts, ids: &fresh };
             match V::ask_mirrored(store, batch, claim, &view).await? {
                 Mirrored::Checked { verdicts, news } => {
@@ -73,7 +79,7 @@ impl Copies {
                 Mirrored::Repeated { verdicts } => return Ok(Deduplicated::Repeated { verdicts }),
                 Mirrored::Conflict => return Ok(Deduplicated::Conflict),
                 Mirrored::Behind { oldest } => {
-                    copy.mirror().forget(oldest);
+                    copy.mirror().is_behind(position, oldest);
                     copy.catch_up(store, batch.stream, batch.shard, position).await?;
                 }
             }
