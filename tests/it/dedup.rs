@@ -357,7 +357,7 @@ async fn of_many_who_claim_and_commit_one_counts_each_click() {
         let store = redis.store().await;
         let processes = [0; 2].map(|_| Dedup::new(&store, stream(mirrored, 2)).unwrap());
         let worker = |number: u64| {
-            let dedup = processes[usize::from(number % 2 == 0)].clone();
+            let dedup = processes[usize::from(number.is_multiple_of(2))].clone();
             tokio::spawn(async move {
                 let mut counted = Vec::new();
                 for batch in 0..10 {
