@@ -41,13 +41,13 @@ local function mirror_shard(key, now, window, slice_ms)
 end
 
 -- The frames behind what a caller has read, '' if there are none; nil if it is not what stands here, or too far behind. A caller
--- that has read nothing has the chunk 0.
+-- that has read nothing has the chunk 0: where everything before the running chunk is forgotten, it lacks no more than others.
 local function mirror_tail(key, shard, number, offset, digest)
   local chunks = shard[M.chunks]
   local running, before = chunks[#chunks], chunks[#chunks - 1]
   local from = number == running[C.number] and offset
     or (before and number == before[C.number] and offset == before[C.bytes] and 0)
-    or (not before and number == 0 and 0)
+    or (not before and number < running[C.number] and 0)
   local bytes = from and running[C.bytes] - from
   if not from or bytes < 0 or bytes > MIRROR_TAIL_BYTES_MAX then
     return nil
@@ -140,7 +140,10 @@ local function mirror_remember(key, verdicts_key, fingerprint, shard, told, wind
       end
     end
     running[C.bytes], running[C.ids] = began + #frame, running[C.ids] + count
-    shard[M.digest] = string.sub(redis.sha1hex(shard[M.digest] .. ECHO .. fingerprint .. verdicts), 1, MIRROR_DIGEST_BYTES)
+    -- With the time: what a master lost and is told again is not what somebody may have read of it in part.
+    local time = redis.call('TIME')
+    local all = shard[M.digest] .. ECHO .. fingerprint .. verdicts .. time[1] .. ' ' .. time[2]
+    shard[M.digest] = string.sub(redis.sha1hex(all), 1, MIRROR_DIGEST_BYTES)
   end
   if also then
     also()

@@ -100,7 +100,7 @@ impl Mirror {
         let is_new = (news.chunk, offset) > (self.position.chunk, self.position.offset);
         // Another call's reply was faster, or has been overtaken: what is missing comes with the next one.
         if self.is_torn || !follows || !is_new {
-            return self.forget(news.oldest);
+            return;
         }
         let mut rest = &news.tail[..];
         while let Some(frame) = first_frame(rest) {
@@ -118,8 +118,16 @@ impl Mirror {
         }
     }
 
+    /// A call that was made from a position was told to read first, and what is the oldest chunk there. That may be another log's by
+    /// now, whose chunks have other numbers: then nothing follows from it.
+    pub(crate) fn is_behind(&mut self, asked_at: MirrorPosition, oldest: u64) {
+        if self.position == asked_at && asked_at != MirrorPosition::NOWHERE {
+            self.forget(oldest);
+        }
+    }
+
     /// What is older is known no more. Sweeps a part of what was forgotten before.
-    pub(crate) fn forget(&mut self, oldest: u64) {
+    fn forget(&mut self, oldest: u64) {
         if oldest > self.oldest {
             (self.oldest, self.unswept) = (oldest, PARTS);
         }
@@ -226,6 +234,29 @@ mod tests {
         mirror.tear(false);
         mirror.hear(before, &news(1, 1, frame_bytes(2), &[]), &ids(10..11));
         assert_eq!(mirror.position(), before);
+    }
+
+    /// Redis has forgotten everything, and another log has begun, when a call is answered that was made long before.
+    #[test]
+    fn what_another_log_has_forgotten_is_not_forgotten() {
+        let mut mirror = Mirror::new();
+        mirror.hear(MirrorPosition::NOWHERE, &news(8, 8, 0, &[]), &ids(0..2));
+        let before = mirror.position();
+        for late in [
+            |mirror: &mut Mirror, before| mirror.is_behind(before, 8),
+            |mirror: &mut Mirror, before| mirror.hear(before, &news(8, 8, frame_bytes(2), &[]), &ids(9..10)),
+            |mirror: &mut Mirror, _| mirror.is_behind(MirrorPosition::NOWHERE, 8),
+        ] {
+            mirror.tear(true);
+            mirror.mend(MirrorPosition::NOWHERE, 0);
+            late(&mut mirror, before);
+            mirror.hear(MirrorPosition::NOWHERE, &news(1, 1, 0, &[]), &ids(0..2));
+            late(&mut mirror, before);
+            assert_eq!(verdicts(&mirror, &ids(0..2)), "00");
+        }
+        let here = mirror.position();
+        mirror.is_behind(here, 2);
+        assert_eq!(verdicts(&mirror, &ids(0..2)), "11");
     }
 
     #[test]

@@ -82,7 +82,7 @@ impl Copies {
                 Mirrored::Repeated { verdicts } => return Ok(Deduplicated::Repeated { verdicts }),
                 Mirrored::Conflict => return Ok(Deduplicated::Conflict),
                 Mirrored::Behind { oldest } => {
-                    copy.mirror().forget(oldest);
+                    copy.mirror().is_behind(position, oldest);
                     copy.catch_up_until(store, position, until).await?;
                 }
             }

@@ -12,7 +12,10 @@ const HOUR_MS: u64 = 3_600_000;
 const MINUTE_MS: u64 = 60_000;
 
 /// A window that can be waited for.
-const SHORT: &str = r#"{ fields = ["user"], window = "4s", slices = 4, lease = "4s" }"#;
+const SHORT: [&str; 2] = [
+    r#"{ fields = ["user"], window = "4s", slices = 4, lease = "4s" }"#,
+    r#"{ fields = ["user"], window = "4s", slices = 4, lease = "4s", mirrored = true }"#,
+];
 const SHORT_MS: u64 = 4_000;
 /// Of a window and the slice that may come on top.
 const FORGOTTEN_MS: u64 = SHORT_MS + SHORT_MS / 4;
@@ -27,10 +30,10 @@ fn faketime() -> String {
 }
 
 /// A gateway whose clock is wrong; what measures lengths of time is not.
-async fn gateway(site: &Site, library: &str, offset: &str) -> Gateway {
+async fn gateway(mirrored: bool, site: &Site, library: &str, offset: &str) -> Gateway {
     let environment =
         [("LD_PRELOAD", library), ("FAKETIME", offset), ("FAKETIME_DONT_FAKE_MONOTONIC", "1"), ("FAKETIME_DISABLE_SHM", "1")];
-    site.start_in(&environment, &[("stream.clicks", SHORT)]).await
+    site.start_in(&environment, &[("stream.clicks", SHORT[usize::from(mirrored)])]).await
 }
 
 /// What a gateway's clock says: it stamps its answers.
@@ -62,12 +65,11 @@ async fn check(gateway: &Gateway, user: u64) -> String {
 }
 
 /// Two hours lie between the clocks of the gateways. What a click is goes by Redis' clock alone, at both.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn gateways_whose_clocks_are_hours_apart_keep_one_window_by_redis_clock() {
+async fn one_window_by_redis_clock(mirrored: bool) {
     let library = faketime();
     let site = Site::open().await;
-    let ahead = gateway(&site, &library, "+3600s").await;
-    let behind = gateway(&site, &library, "-3600s").await;
+    let ahead = gateway(mirrored, &site, &library, "+3600s").await;
+    let behind = gateway(mirrored, &site, &library, "-3600s").await;
     let now = SystemTime::UNIX_EPOCH + Duration::from_millis(redis_ms(&site.redis).await);
     let (one, other) = (clock(&ahead).await, clock(&behind).await);
     assert!(one > now + HOUR / 2 && other < now - HOUR / 2, "{one:?} and {other:?}: both clocks are wrong");
@@ -127,13 +129,22 @@ async fn gateways_whose_clocks_are_hours_apart_keep_one_window_by_redis_clock() 
     }
 }
 
-/// A claim stands for its lease by Redis' clock, and either gateway settles it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_at_a_gateway_whose_clock_is_wrong_is_held_at_the_other_until_its_lease_is_over() {
+async fn gateways_whose_clocks_are_hours_apart_keep_one_window_by_redis_clock() {
+    one_window_by_redis_clock(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gateways_whose_clocks_are_hours_apart_keep_one_window_by_redis_clock_of_a_mirrored_stream() {
+    one_window_by_redis_clock(true).await;
+}
+
+/// A claim stands for its lease by Redis' clock, and either gateway settles it.
+async fn a_claim_is_held_until_its_lease_is_over(mirrored: bool) {
     let library = faketime();
     let site = Site::open().await;
-    let ahead = gateway(&site, &library, "+3600s").await;
-    let behind = gateway(&site, &library, "-3600s").await;
+    let ahead = gateway(mirrored, &site, &library, "+3600s").await;
+    let behind = gateway(mirrored, &site, &library, "-3600s").await;
     for (round, [one, other]) in [[&ahead, &behind], [&behind, &ahead]].into_iter().enumerate() {
         let (settled, lapsing) = (10 * round as u64, 10 * round as u64 + 1);
         let key = |what: &str| format!("{what}-{round}");
@@ -158,6 +169,16 @@ async fn a_claim_at_a_gateway_whose_clock_is_wrong_is_held_at_the_other_until_it
         })
         .await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_at_a_gateway_whose_clock_is_wrong_is_held_at_the_other_until_its_lease_is_over() {
+    a_claim_is_held_until_its_lease_is_over(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_at_a_gateway_whose_clock_is_wrong_is_held_at_the_other_until_its_lease_is_over_of_a_mirrored_stream() {
+    a_claim_is_held_until_its_lease_is_over(true).await;
 }
 
 fn ids(stream: &Stream, users: impl IntoIterator<Item = u64>) -> Vec<ClickId> {
@@ -202,22 +223,23 @@ fn key(stream: &Stream, shard: u16) -> String {
 }
 
 /// The running generation of a shard: when it began, the length of its slices, the number of the running one; and what is added to
-/// Redis' clock.
+/// Redis' clock. Of a mirrored one, of which each slice is a chunk, when the first of them began.
 async fn running(redis: &Redis, stream: &Stream, shard: u16) -> (u64, u64, u64, u64) {
-    let code = "local shard = cmsgpack.unpack(redis.call('GET', KEYS[1])) local last = shard[3][#shard[3]] \
-                return { last[1], last[2], last[4], shard[2] }";
-    redis.command(&["EVAL", code, "1", &key(stream, shard)]).await
+    let code = "local shard = cmsgpack.unpack(redis.call('GET', KEYS[1])) local slice_ms = tonumber(ARGV[1]) \
+                if shard[1] == 3 then return { shard[4][1][2] - slice_ms, slice_ms, #shard[4] - 1, shard[2] } end \
+                local last = shard[3][#shard[3]] return { last[1], last[2], last[4], shard[2] }";
+    let slice_ms = stream.window.as_millis() as u64 / u64::from(stream.slices);
+    redis.command(&["EVAL", code, "1", &key(stream, shard), &slice_ms.to_string()]).await
 }
 
 /// A thousand clicks, then ten times as many in the next slice, then a hundred times as many. Buckets were made for the thousand.
-#[tokio::test]
-async fn a_slice_ten_or_a_hundred_times_fuller_than_the_last_keeps_every_click_exact() {
+async fn a_slice_is_fuller_than_the_last(mirrored: bool) {
     let redis = Redis::start().await;
     let store = redis.store().await;
     for shards in [1, 4] {
         let name = format!("clicks-{shards}");
         let window = Duration::from_millis(12 * HOUR_MS);
-        let stream = Stream { name, shards, window, slices: 4, expected: 1_000, ..Stream::new("clicks", &["user"]) };
+        let stream = Stream { name, shards, window, slices: 4, expected: 1_000, mirrored, ..Stream::new("clicks", &["user"]) };
         let dedup = Dedup::new(&store, stream.clone()).unwrap();
         let slices = [0..1_000, 1_000..11_000, 11_000..111_000];
         for (number, slice) in slices.iter().enumerate() {
@@ -240,16 +262,25 @@ async fn a_slice_ten_or_a_hundred_times_fuller_than_the_last_keeps_every_click_e
     }
 }
 
+#[tokio::test]
+async fn a_slice_ten_or_a_hundred_times_fuller_than_the_last_keeps_every_click_exact() {
+    a_slice_is_fuller_than_the_last(false).await;
+}
+
+#[tokio::test]
+async fn a_slice_ten_or_a_hundred_times_fuller_than_the_last_keeps_every_click_exact_of_a_mirrored_stream() {
+    a_slice_is_fuller_than_the_last(true).await;
+}
+
 /// The clock of each shard comes nearer and nearer to the end of its slice, until real time passes that. Clicks before it are
 /// forgotten a slice earlier than those behind it, and no slice before its end has left the window.
-#[tokio::test]
-async fn clicks_right_before_and_right_after_the_end_of_a_slice_are_remembered_for_the_window() {
+async fn clicks_at_the_end_of_a_slice(mirrored: bool) {
     let redis = Redis::start().await;
     let store = redis.store().await;
     for shards in [1, 4] {
         let name = format!("clicks-{shards}");
         let window = Duration::from_millis(12 * HOUR_MS);
-        let stream = Stream { name, shards, window, slices: 2, expected: 1_000, ..Stream::new("clicks", &["user"]) };
+        let stream = Stream { name, shards, window, slices: 2, expected: 1_000, mirrored, ..Stream::new("clicks", &["user"]) };
         let dedup = Dedup::new(&store, stream.clone()).unwrap();
         assert_eq!(firsts(&dedup, 1_000_000..1_000_100).await, 100, "each shard is there");
         let (mut before, mut after): (Vec<ClickId>, Vec<ClickId>) = (Vec::new(), Vec::new());
@@ -284,4 +315,14 @@ async fn clicks_right_before_and_right_after_the_end_of_a_slice_are_remembered_f
         pass(&redis, &stream, 6 * HOUR_MS).await;
         assert_eq!(first_of(&dedup, &after).await, after.len());
     }
+}
+
+#[tokio::test]
+async fn clicks_right_before_and_right_after_the_end_of_a_slice_are_remembered_for_the_window() {
+    clicks_at_the_end_of_a_slice(false).await;
+}
+
+#[tokio::test]
+async fn clicks_right_before_and_right_after_the_end_of_a_slice_are_remembered_for_the_window_of_a_mirrored_stream() {
+    clicks_at_the_end_of_a_slice(true).await;
 }

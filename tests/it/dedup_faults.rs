@@ -31,8 +31,8 @@ const SHARED: (u64, u64) = (20, 700);
 /// The first of a task's own users; those below belong to all.
 const TASK_USERS: u64 = 1_000_000;
 
-fn stream(name: &str, shards: u16) -> Stream {
-    Stream { shards, expected: 10_000, ..Stream::new(name, &["user"]) }
+fn stream(mirrored: bool, name: &str, shards: u16) -> Stream {
+    Stream { shards, mirrored, expected: 10_000, ..Stream::new(name, &["user"]) }
 }
 
 fn id(stream: &Stream, user: u64) -> ClickId {
@@ -54,6 +54,11 @@ async fn store_with(options: StoreOptions) -> Store {
     store.unwrap().0
 }
 
+/// Two processes that ask in a store: of a mirrored stream each has its copy.
+fn processes(store: &Store, stream: &Stream) -> [Dedup; 2] {
+    [0; 2].map(|_| Dedup::new(store, stream.clone()).unwrap().with_patience(PATIENT))
+}
+
 /// The users of one batch of a task: some come again after a while.
 fn users(task: u64, batch: u64) -> Vec<u64> {
     let own = (0..OWN.0).map(|n| (task + 1) * TASK_USERS + (batch * 131 + n * 17) % OWN.1);
@@ -68,13 +73,17 @@ struct Told {
     shared: BTreeMap<u64, usize>,
 }
 
-/// Tasks that ask about batch after batch at once. `ask` says which places of a batch count.
-async fn run<F>(dedup: &Dedup, batches: u64, ask: impl Fn(Dedup, Vec<ClickId>, BatchToken) -> F + Copy + Send + 'static) -> Told
+/// Tasks that ask about batch after batch at once, in processes. `ask` says which places of a batch count.
+async fn run<F>(
+    processes: &[Dedup],
+    batches: u64,
+    ask: impl Fn(Dedup, Vec<ClickId>, BatchToken) -> F + Copy + Send + 'static,
+) -> Told
 where
     F: Future<Output = Vec<bool>> + Send,
 {
     let mut tasks = JoinSet::new();
-    for task in 0..TASKS {
+    for (task, dedup) in (0..TASKS).zip(processes.iter().cycle()) {
         let dedup = dedup.clone();
         tasks.spawn(async move {
             let mut counted = Vec::new();

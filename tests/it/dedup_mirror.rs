@@ -194,6 +194,65 @@ async fn calls_wait_for_one_another_as_long_as_their_own_patience() {
     assert_eq!(firsts(&dedup, 0..2_000).await, 0);
 }
 
+/// Its window is over, and Redis has not forgotten it yet.
+#[tokio::test]
+async fn a_stream_that_nobody_asked_about_for_a_window_is_asked_about_again_by_old_copies_and_new_ones() {
+    let redis = Redis::start().await;
+    let store = redis.store().await;
+    let process = || Dedup::new(&store, stream(1)).unwrap().with_patience(Duration::from_secs(2));
+    let (one, late) = (process(), process());
+    assert_eq!(firsts(&late, 0..5).await, 5);
+    assert_eq!(firsts(&one, 5..10).await, 5);
+    let code = "local shard = cmsgpack.unpack(redis.call('GET', KEYS[1])) shard[2] = shard[2] + ARGV[1] \
+                redis.call('SET', KEYS[1], cmsgpack.pack(shard), 'KEEPTTL') return 'OK'";
+    redis.command::<String>(&["EVAL", code, "1", SHARD, &(2 * 86_400_000).to_string()]).await;
+    for (dedup, users, new) in [(&one, 0..3, 3), (&late, 0..6, 3), (&process(), 0..10, 4)] {
+        let told = dedup.check(&ids(dedup.stream(), users.clone()), BatchToken::random()).await;
+        let told = told.unwrap_or_else(|error| panic!("{users:?}: {error}"));
+        assert_eq!(told.iter().filter(|verdict| **verdict == Verdict::First).count(), new, "{users:?}");
+    }
+}
+
+/// A copy is read while the master dies: how long the log is was said by the old one, which had a click more than the new one. Who
+/// had asked about that click asks again, and the log is as long as it was said to be.
+#[tokio::test]
+async fn a_copy_that_was_read_from_two_masters_has_no_gap() {
+    let redis = Redis::start_alone(&[]).await;
+    let store = redis.store().await;
+    let writer = Dedup::new(&store, stream(1)).unwrap();
+    // More than a call looks through: a new copy must read it.
+    assert_eq!(firsts(&writer, 0..9_000).await, 9_000);
+    let before = saved(&redis).await;
+    let (batch, token) = (ids(writer.stream(), 9_000..9_010), BatchToken::named("a click more"));
+    assert_eq!(writer.check(&batch, token).await.unwrap(), [Verdict::First; 10]);
+
+    let socket = redis.socket().strip_prefix("redis+unix://").expect("a socket");
+    let proxy = Proxy::start(socket.into(), None);
+    let options = StoreOptions { response_timeout: Duration::from_secs(10), ..StoreOptions::new(&proxy.url()) };
+    until("the wire stands", async || Store::connect(options.clone()).await.is_ok()).await;
+    let (slow, _) = Store::connect(options).await.unwrap();
+    let reader = Dedup::new(&slow, stream(1)).unwrap();
+    // The first of what it sends, so that all of it is on its way from here on.
+    assert_eq!(slow.dedup_level("clicks", 0).await.unwrap().ids, 9_010);
+    let calls = async |command: &str| {
+        let info: String = redis.command(&["INFO", "commandstats"]).await;
+        let line = info.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+        line.map_or(0, |line| line.split(',').next().unwrap().parse::<u64>().unwrap())
+    };
+    let (gets, ranges) = (calls("get").await, calls("getrange").await);
+    proxy.set(crate::fleet::proxy::Mode::Hold(Duration::from_millis(700)));
+    let master_dies = async {
+        // Two in the script, and one for the shard.
+        until("it has been told how long the log is", async || calls("get").await >= gets + 3).await;
+        put_back(&redis, &before).await;
+        until("it has read all that there is", async || calls("getrange").await >= ranges + 2).await;
+        let writer = Dedup::new(&store, stream(1)).unwrap();
+        assert_eq!(writer.check(&batch, token).await.unwrap(), [Verdict::First; 10], "its first answer was lost");
+    };
+    let (told, ()) = tokio::join!(firsts(&reader, 8_990..9_010), master_dies);
+    assert_eq!(told, 0);
+}
+
 #[tokio::test]
 async fn a_stream_is_mirrored_by_all_who_ask_or_by_nobody() {
     let redis = Redis::start().await;

@@ -9,12 +9,20 @@ use onejob::server::{ConflictStatus, ServerOptions};
 use serde_json::{Value, json};
 
 use crate::http_support::{Answer, Client, Site, serve};
-use crate::support::until;
+use crate::support::{kinds, until};
 
 pub const CLICKS: &str = "/v1/dedup/clicks";
 
 pub fn with_clicks(options: &mut ServerOptions) {
     options.streams = vec![Stream::new("clicks", &["user", "/ad/id"])];
+}
+
+/// The same, of either kind.
+pub fn with_clicks_of(mirrored: bool) -> impl Fn(&mut ServerOptions) + Copy {
+    move |options| {
+        with_clicks(options);
+        options.streams[0].mirrored = mirrored;
+    }
 }
 
 pub fn click(user: u64) -> String {
@@ -43,23 +51,25 @@ fn verdicts(answer: Answer) -> Vec<String> {
 
 #[tokio::test]
 async fn clicks_are_told_in_their_order_and_the_same_when_they_are_sent_again() {
-    let site = Site::with(with_clicks).await;
-    let (alice, bob) = (site.alice(), site.bob());
-    let first = post(&alice, CLICKS, "k", clicks([3, 1, 3, 2])).await.is(200);
-    assert_eq!(first.header("cache-control"), "no-store");
-    let expected = json!({
-        "stream": "clicks", "clicks": 4, "counts": {"duplicate": 1, "first": 3},
-        "verdicts": ["first", "first", "duplicate", "first"],
-    });
-    assert_eq!(first.json(), expected);
-    assert_eq!(post(&alice, CLICKS, "\"k\"", clicks([3, 1, 3, 2])).await.json(), expected);
-    assert_eq!(verdicts(post(&alice, CLICKS, "l", clicks([3, 4])).await), ["duplicate", "first"]);
-    // The key is the owner's, the click the stream's.
-    assert_eq!(verdicts(post(&bob, CLICKS, "k", clicks([3, 5])).await), ["duplicate", "first"]);
-    assert!(verdicts(post(&alice, CLICKS, "none", "[]").await).is_empty());
-    // Nothing but its fields makes a click the same; the type of a value counts.
-    let other = r#"[{"user":3,"ad":{"id":"a"},"at":7},{"user":"3","ad":{"id":"a"}},{"user":3,"ad":{"id":""}}]"#;
-    assert_eq!(verdicts(post(&alice, CLICKS, "m", other).await), ["duplicate", "first", "first"]);
+    for mirrored in kinds() {
+        let site = Site::with(with_clicks_of(mirrored)).await;
+        let (alice, bob) = (site.alice(), site.bob());
+        let first = post(&alice, CLICKS, "k", clicks([3, 1, 3, 2])).await.is(200);
+        assert_eq!(first.header("cache-control"), "no-store");
+        let expected = json!({
+            "stream": "clicks", "clicks": 4, "counts": {"duplicate": 1, "first": 3},
+            "verdicts": ["first", "first", "duplicate", "first"],
+        });
+        assert_eq!(first.json(), expected);
+        assert_eq!(post(&alice, CLICKS, "\"k\"", clicks([3, 1, 3, 2])).await.json(), expected);
+        assert_eq!(verdicts(post(&alice, CLICKS, "l", clicks([3, 4])).await), ["duplicate", "first"]);
+        // The key is the owner's, the click the stream's.
+        assert_eq!(verdicts(post(&bob, CLICKS, "k", clicks([3, 5])).await), ["duplicate", "first"]);
+        assert!(verdicts(post(&alice, CLICKS, "none", "[]").await).is_empty());
+        // Nothing but its fields makes a click the same; the type of a value counts.
+        let other = r#"[{"user":3,"ad":{"id":"a"},"at":7},{"user":"3","ad":{"id":"a"}},{"user":3,"ad":{"id":""}}]"#;
+        assert_eq!(verdicts(post(&alice, CLICKS, "m", other).await), ["duplicate", "first", "first"]);
+    }
 }
 
 #[tokio::test]
@@ -140,42 +150,46 @@ async fn what_is_no_batch_of_clicks_is_refused_and_nothing_is_remembered() {
 
 #[tokio::test]
 async fn of_two_hundred_posts_of_one_click_at_two_gateways_one_is_told_first() {
-    let site = Site::with(with_clicks).await;
-    let other = serve(&site.redis, &site.provider, with_clicks).await;
-    let clients = [site.alice(), other.client.with_token("bob")];
-    let posts = (0..200).map(|place| {
-        let client = clients[place % 2].clone();
-        async move { verdicts(post(&client, CLICKS, &format!("k-{place}"), clicks([7])).await).remove(0) }
-    });
-    let told = join_all(posts).await;
-    assert_eq!(told.iter().filter(|verdict| *verdict == "first").count(), 1);
-    assert_eq!(told.iter().filter(|verdict| *verdict == "duplicate").count(), 199);
+    for mirrored in kinds() {
+        let site = Site::with(with_clicks_of(mirrored)).await;
+        let other = serve(&site.redis, &site.provider, with_clicks_of(mirrored)).await;
+        let clients = [site.alice(), other.client.with_token("bob")];
+        let posts = (0..200).map(|place| {
+            let client = clients[place % 2].clone();
+            async move { verdicts(post(&client, CLICKS, &format!("k-{place}"), clicks([7])).await).remove(0) }
+        });
+        let told = join_all(posts).await;
+        assert_eq!(told.iter().filter(|verdict| *verdict == "first").count(), 1);
+        assert_eq!(told.iter().filter(|verdict| *verdict == "duplicate").count(), 199);
+    }
 }
 
 #[tokio::test]
 async fn a_claim_keeps_clicks_until_it_is_committed_or_released_under_its_key() {
-    let site = Site::with(with_clicks).await;
-    let (alice, bob) = (site.alice(), site.bob());
-    let ask = async |client: &Client, what: &str, key: &str, users: &[u64]| {
-        verdicts(post(client, &format!("{CLICKS}/{what}"), key, clicks(users.iter().copied())).await)
-    };
-    assert_eq!(ask(&alice, "claim", "a", &[1, 2, 3]).await, ["first"; 3]);
-    assert_eq!(ask(&alice, "claim", "a", &[1, 2, 3]).await, ["first"; 3], "again");
-    assert_eq!(ask(&bob, "claim", "a", &[3, 4]).await, ["held", "first"]);
-    // A part of what was claimed, with the clicks themselves; and again.
-    for _ in 0..2 {
-        assert_eq!(ask(&alice, "commit", "a", &[1, 2]).await, ["committed"; 2]);
+    for mirrored in kinds() {
+        let site = Site::with(with_clicks_of(mirrored)).await;
+        let (alice, bob) = (site.alice(), site.bob());
+        let ask = async |client: &Client, what: &str, key: &str, users: &[u64]| {
+            verdicts(post(client, &format!("{CLICKS}/{what}"), key, clicks(users.iter().copied())).await)
+        };
+        assert_eq!(ask(&alice, "claim", "a", &[1, 2, 3]).await, ["first"; 3]);
+        assert_eq!(ask(&alice, "claim", "a", &[1, 2, 3]).await, ["first"; 3], "again");
+        assert_eq!(ask(&bob, "claim", "a", &[3, 4]).await, ["held", "first"]);
+        // A part of what was claimed, with the clicks themselves; and again.
+        for _ in 0..2 {
+            assert_eq!(ask(&alice, "commit", "a", &[1, 2]).await, ["committed"; 2]);
+        }
+        let path = format!("{CLICKS}/release");
+        let released = post(&alice, &path, "a", clicks([3])).await.is(204);
+        assert!(released.body.is_empty());
+        post(&alice, &path, "a", clicks([3])).await.is(204);
+        assert_eq!(ask(&bob, "claim", "b", &[1, 2, 3]).await, ["duplicate", "duplicate", "first"]);
+        assert_eq!(ask(&bob, "commit", "b", &[3]).await, ["committed"]);
+        // Somebody else counted it meanwhile.
+        assert_eq!(verdicts(post(&alice, CLICKS, "c", clicks([4])).await), ["first"]);
+        assert_eq!(ask(&bob, "commit", "a", &[4]).await, ["lost"]);
+        post(&bob, &format!("{CLICKS}/commit"), "a", clicks([5])).await.problem(409, "key-conflict");
     }
-    let path = format!("{CLICKS}/release");
-    let released = post(&alice, &path, "a", clicks([3])).await.is(204);
-    assert!(released.body.is_empty());
-    post(&alice, &path, "a", clicks([3])).await.is(204);
-    assert_eq!(ask(&bob, "claim", "b", &[1, 2, 3]).await, ["duplicate", "duplicate", "first"]);
-    assert_eq!(ask(&bob, "commit", "b", &[3]).await, ["committed"]);
-    // Somebody else counted it meanwhile.
-    assert_eq!(verdicts(post(&alice, CLICKS, "c", clicks([4])).await), ["first"]);
-    assert_eq!(ask(&bob, "commit", "a", &[4]).await, ["lost"]);
-    post(&bob, &format!("{CLICKS}/commit"), "a", clicks([5])).await.problem(409, "key-conflict");
 }
 
 #[tokio::test]

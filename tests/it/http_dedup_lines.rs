@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
-use crate::http_dedup::{CLICKS, click, with_clicks};
+use crate::http_dedup::{CLICKS, click, with_clicks, with_clicks_of};
 use crate::http_support::{Answer, Client, Feed, Site, raw, serve};
 use crate::support::gateway::Site as Processes;
-use crate::support::until;
+use crate::support::{kinds, until};
 
 const BATCH_LINES: u64 = 1000;
 
@@ -84,46 +84,50 @@ async fn ten_thousand_lines_are_told_while_they_still_come() {
 /// Batches are cut by their lines, whatever arrives together; and a batch is the same as an array.
 #[tokio::test]
 async fn the_same_lines_in_other_pieces_are_told_the_same() {
-    let site = Site::with(with_clicks).await;
-    let alice = site.alice();
-    let body = lines((0..2500).map(|user| user / 2));
-    let first = whole(post(&alice, CLICKS, "k", body.clone()).await);
-    assert_eq!((first.len(), firsts(&first)), (2500, 1250));
-    for (number, size) in [7, 300, 65_536].into_iter().enumerate() {
-        // The tiniest pieces of a part only: each is a frame of its own.
-        let cut = if size == 7 { 7000 } else { body.len() };
-        let feed = feed(&alice, "k");
-        for piece in body.as_bytes()[..cut].chunks(size) {
-            feed.send(piece.to_vec()).await;
+    for mirrored in kinds() {
+        let site = Site::with(with_clicks_of(mirrored)).await;
+        let alice = site.alice();
+        let body = lines((0..2500).map(|user| user / 2));
+        let first = whole(post(&alice, CLICKS, "k", body.clone()).await);
+        assert_eq!((first.len(), firsts(&first)), (2500, 1250));
+        for (number, size) in [7, 300, 65_536].into_iter().enumerate() {
+            // The tiniest pieces of a part only: each is a frame of its own.
+            let cut = if size == 7 { 7000 } else { body.len() };
+            let feed = feed(&alice, "k");
+            for piece in body.as_bytes()[..cut].chunks(size) {
+                feed.send(piece.to_vec()).await;
+            }
+            feed.send(body.as_bytes()[cut..].to_vec()).await;
+            assert_eq!(whole(feed.end().await), first, "number {number}");
         }
-        feed.send(body.as_bytes()[cut..].to_vec()).await;
-        assert_eq!(whole(feed.end().await), first, "number {number}");
-    }
-    // Blank lines are none, other ends of lines are the same, and the last one needs none.
-    let dressed = format!("\n{}", body.replace('\n', "\r\n\n").trim_end());
-    assert_eq!(whole(post(&alice, CLICKS, "k", dressed).await), first);
-    assert_eq!(firsts(&whole(post(&alice, CLICKS, "other", body.clone()).await)), 0);
+        // Blank lines are none, other ends of lines are the same, and the last one needs none.
+        let dressed = format!("\n{}", body.replace('\n', "\r\n\n").trim_end());
+        assert_eq!(whole(post(&alice, CLICKS, "k", dressed).await), first);
+        assert_eq!(firsts(&whole(post(&alice, CLICKS, "other", body.clone()).await)), 0);
 
-    let array = |users: std::ops::Range<u64>| {
-        let clicks: Vec<_> = users.map(click).collect();
-        format!("[{}]", clicks.join(","))
-    };
-    let json = |key: &'static str| [("content-type", "application/json"), ("idempotency-key", key)];
-    assert_eq!(whole(post(&alice, CLICKS, "small", lines(5000..5003)).await), ["first"; 3]);
-    let same = alice.send("POST", CLICKS, &json("small"), array(5000..5003)).await.is(200).json();
-    assert_eq!(same["verdicts"], json!(["first", "first", "first"]));
-    // Never silently something else.
-    alice.send("POST", CLICKS, &json("k"), array(0..1250)).await.problem(409, "key-conflict");
-    post(&alice, &format!("{CLICKS}?batch=10"), "k", body).await.problem(409, "key-conflict");
+        let array = |users: std::ops::Range<u64>| {
+            let clicks: Vec<_> = users.map(click).collect();
+            format!("[{}]", clicks.join(","))
+        };
+        let json = |key: &'static str| [("content-type", "application/json"), ("idempotency-key", key)];
+        assert_eq!(whole(post(&alice, CLICKS, "small", lines(5000..5003)).await), ["first"; 3]);
+        let same = alice.send("POST", CLICKS, &json("small"), array(5000..5003)).await.is(200).json();
+        assert_eq!(same["verdicts"], json!(["first", "first", "first"]));
+        // Never silently something else.
+        alice.send("POST", CLICKS, &json("k"), array(0..1250)).await.problem(409, "key-conflict");
+        post(&alice, &format!("{CLICKS}?batch=10"), "k", body).await.problem(409, "key-conflict");
+    }
 }
 
 #[tokio::test]
 async fn of_equal_clicks_the_first_line_counts_whatever_is_under_way() {
-    let site = Site::with(with_clicks).await;
-    let users = (0..600).map(|line| line % 3);
-    let verdicts = whole(post(&site.alice(), &format!("{CLICKS}?batch=2"), "k", lines(users)).await);
-    assert_eq!(verdicts[..3], ["first"; 3]);
-    assert_eq!(firsts(&verdicts), 3);
+    for mirrored in kinds() {
+        let site = Site::with(with_clicks_of(mirrored)).await;
+        let users = (0..600).map(|line| line % 3);
+        let verdicts = whole(post(&site.alice(), &format!("{CLICKS}?batch=2"), "k", lines(users)).await);
+        assert_eq!(verdicts[..3], ["first"; 3]);
+        assert_eq!(firsts(&verdicts), 3);
+    }
 }
 
 #[tokio::test]
@@ -154,16 +158,18 @@ async fn a_wrong_line_ends_the_answer_after_the_batches_before_it_and_the_same_k
 
 #[tokio::test]
 async fn a_client_that_goes_away_in_the_middle_and_sends_again_loses_nothing() {
-    let site = Site::with(with_clicks).await;
-    let other = serve(&site.redis, &site.provider, with_clicks).await;
-    let feed = feed(&site.alice(), "k");
-    feed.send(lines(0..2700)).await;
-    let (parts, mut opened) = feed.opened().await;
-    assert!(opened.reads("{\"index\":0,").await);
-    let broken = parts.send(Err(std::io::Error::other("the client is gone"))).await;
-    drop((opened, broken));
-    let again = whole(post(&other.client.with_token("alice"), CLICKS, "k", lines(0..5000)).await);
-    assert_eq!(again, vec!["first"; 5000]);
+    for mirrored in kinds() {
+        let site = Site::with(with_clicks_of(mirrored)).await;
+        let other = serve(&site.redis, &site.provider, with_clicks_of(mirrored)).await;
+        let feed = feed(&site.alice(), "k");
+        feed.send(lines(0..2700)).await;
+        let (parts, mut opened) = feed.opened().await;
+        assert!(opened.reads("{\"index\":0,").await);
+        let broken = parts.send(Err(std::io::Error::other("the client is gone"))).await;
+        drop((opened, broken));
+        let again = whole(post(&other.client.with_token("alice"), CLICKS, "k", lines(0..5000)).await);
+        assert_eq!(again, vec!["first"; 5000]);
+    }
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ use tokio::process::{Child, Command};
 
 use super::{PATIENT, ids, store_with, stream};
 use crate::fleet::dice::{Dice, seed};
-use crate::support::Redis;
+use crate::support::{Redis, kinds};
 
 /// How long a claim stands. A pipeline of a busy machine may be slower: its clicks are told as lost then.
 const LEASE: Duration = Duration::from_secs(2);
@@ -42,19 +42,21 @@ struct Task {
     journal: PathBuf,
     /// The users of its batches, each once in its batch.
     batches: Vec<Vec<u64>>,
+    /// Of the stream.
+    mirrored: bool,
     /// It stops before the step of that number, and waits to be killed.
     stops_at: Option<u32>,
 }
 
 impl Task {
-    fn new(redis: &Redis, dir: &Path, name: &str, batches: Vec<Vec<u64>>) -> Task {
-        Task { url: redis.socket().to_owned(), journal: dir.join(name), batches, stops_at: None }
+    fn new(mirrored: bool, redis: &Redis, dir: &Path, name: &str, batches: Vec<Vec<u64>>) -> Task {
+        Task { url: redis.socket().to_owned(), journal: dir.join(name), batches, mirrored, stops_at: None }
     }
 
     async fn dedup(&self) -> Dedup {
         let patience = Duration::from_secs(10);
         let options = StoreOptions { connect_timeout: patience, response_timeout: patience, ..StoreOptions::new(&self.url) };
-        let stream = Stream { lease: LEASE, ..stream("clicks", 3) };
+        let stream = Stream { lease: LEASE, ..stream(self.mirrored, "clicks", 3) };
         Dedup::new(&store_with(options).await, stream).unwrap().with_patience(PATIENT)
     }
 
@@ -141,8 +143,8 @@ impl Task {
 
     /// A process of its own that does it: the test of that name, started again.
     fn start(&self, test: &str, stops_at: Option<u32>) -> Child {
-        let Task { url, journal, batches, .. } = self;
-        let task = Task { url: url.clone(), journal: journal.clone(), batches: batches.clone(), stops_at };
+        let Task { url, journal, batches, mirrored, .. } = self;
+        let task = Task { url: url.clone(), journal: journal.clone(), batches: batches.clone(), mirrored: *mirrored, stops_at };
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", &format!("dedup_faults::crashes::{test}"), "--nocapture"])
             .env(PIPELINE, serde_json::to_string(&task).unwrap())
@@ -192,21 +194,23 @@ async fn clicks_of_a_process_killed_between_claim_and_writing_count_for_whoever_
     if was_a_pipeline().await {
         return;
     }
-    let (redis, dir) = (Redis::start_alone(&[]).await, tempfile::tempdir().unwrap());
-    let dead = Task::new(&redis, dir.path(), "dead", vec![(0..20).collect()]);
-    let next = Task::new(&redis, dir.path(), "next", vec![(0..20).collect()]);
-    let began = Instant::now();
-    assert!(dead.start_and_kill(test, WRITING).await);
-    assert!(dead.entries().is_empty(), "nothing was written");
-    let dedup = next.dedup().await;
-    let told = dedup.claim(&ids(dedup.stream(), 0..20), BatchToken::random()).await.unwrap();
-    if began.elapsed() < LEASE {
-        assert_eq!(told, [Claimed::Held; 20]);
+    for mirrored in kinds() {
+        let (redis, dir) = (Redis::start_alone(&[]).await, tempfile::tempdir().unwrap());
+        let dead = Task::new(mirrored, &redis, dir.path(), "dead", vec![(0..20).collect()]);
+        let next = Task::new(mirrored, &redis, dir.path(), "next", vec![(0..20).collect()]);
+        let began = Instant::now();
+        assert!(dead.start_and_kill(test, WRITING).await);
+        assert!(dead.entries().is_empty(), "nothing was written");
+        let dedup = next.dedup().await;
+        let told = dedup.claim(&ids(dedup.stream(), 0..20), BatchToken::random()).await.unwrap();
+        if began.elapsed() < LEASE {
+            assert_eq!(told, [Claimed::Held; 20]);
+        }
+        next.run().await;
+        assert_eq!(next.counted(), (0..20).collect::<Vec<u64>>());
+        dead.start_and_wait(test).await;
+        assert!(dead.counted().is_empty(), "it comes too late");
     }
-    next.run().await;
-    assert_eq!(next.counted(), (0..20).collect::<Vec<u64>>());
-    dead.start_and_wait(test).await;
-    assert!(dead.counted().is_empty(), "it comes too late");
 }
 
 #[tokio::test]
@@ -215,16 +219,18 @@ async fn of_what_a_killed_process_had_written_only_what_others_took_is_lost() {
     if was_a_pipeline().await {
         return;
     }
-    let (redis, dir) = (Redis::start_alone(&[]).await, tempfile::tempdir().unwrap());
-    let late = Task::new(&redis, dir.path(), "late", vec![(0..20).collect()]);
-    let next = Task::new(&redis, dir.path(), "next", vec![(5..12).collect()]);
-    assert!(late.start_and_kill(test, COMMIT).await);
-    assert!(matches!(&late.entries()[..], [Entry::Written { new, .. }] if new.len() == 20), "{:?}", late.entries());
-    next.run().await;
-    assert_eq!(next.counted(), (5..12).collect::<Vec<u64>>());
-    // Its lease is over: what nobody else has taken is its own still.
-    late.start_and_wait(test).await;
-    assert_eq!(late.counted(), (0..5).chain(12..20).collect::<Vec<u64>>());
+    for mirrored in kinds() {
+        let (redis, dir) = (Redis::start_alone(&[]).await, tempfile::tempdir().unwrap());
+        let late = Task::new(mirrored, &redis, dir.path(), "late", vec![(0..20).collect()]);
+        let next = Task::new(mirrored, &redis, dir.path(), "next", vec![(5..12).collect()]);
+        assert!(late.start_and_kill(test, COMMIT).await);
+        assert!(matches!(&late.entries()[..], [Entry::Written { new, .. }] if new.len() == 20), "{:?}", late.entries());
+        next.run().await;
+        assert_eq!(next.counted(), (5..12).collect::<Vec<u64>>());
+        // Its lease is over: what nobody else has taken is its own still.
+        late.start_and_wait(test).await;
+        assert_eq!(late.counted(), (0..5).chain(12..20).collect::<Vec<u64>>());
+    }
 }
 
 #[tokio::test]
@@ -233,20 +239,20 @@ async fn a_commit_whose_process_was_killed_before_it_heard_is_told_the_same_agai
     if was_a_pipeline().await {
         return;
     }
-    let (redis, dir) = (Redis::start_alone(&[]).await, tempfile::tempdir().unwrap());
-    let killed = Task::new(&redis, dir.path(), "killed", vec![(0..20).collect()]);
-    let next = Task::new(&redis, dir.path(), "next", vec![(0..25).collect()]);
-    assert!(killed.start_and_kill(test, SETTLING).await);
-    next.run().await;
-    assert_eq!(next.counted(), (20..25).collect::<Vec<u64>>());
-    killed.start_and_wait(test).await;
-    assert_eq!(killed.counted(), (0..20).collect::<Vec<u64>>());
+    for mirrored in kinds() {
+        let (redis, dir) = (Redis::start_alone(&[]).await, tempfile::tempdir().unwrap());
+        let killed = Task::new(mirrored, &redis, dir.path(), "killed", vec![(0..20).collect()]);
+        let next = Task::new(mirrored, &redis, dir.path(), "next", vec![(0..25).collect()]);
+        assert!(killed.start_and_kill(test, SETTLING).await);
+        next.run().await;
+        assert_eq!(next.counted(), (20..25).collect::<Vec<u64>>());
+        killed.start_and_wait(test).await;
+        assert_eq!(killed.counted(), (0..20).collect::<Vec<u64>>());
+    }
 }
 
 /// Two pipelines with the same clicks in their batches, each killed and started again over and over, at steps that are drawn.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pipelines_that_are_killed_over_and_over_count_each_click_once() {
-    let test = "pipelines_that_are_killed_over_and_over_count_each_click_once";
+async fn killed_over_and_over(mirrored: bool, test: &str) {
     if was_a_pipeline().await {
         return;
     }
@@ -255,7 +261,7 @@ async fn pipelines_that_are_killed_over_and_over_count_each_click_once() {
     // Each user is in two batches of each pipeline.
     let batches =
         |from: u64| (0..15).map(|batch| (from + batch * 20..from + batch * 20 + 40).collect()).collect::<Vec<Vec<u64>>>();
-    let pipelines = [("one", 0), ("two", 100)].map(|(name, from)| Task::new(&redis, dir.path(), name, batches(from)));
+    let pipelines = [("one", 0), ("two", 100)].map(|(name, from)| Task::new(mirrored, &redis, dir.path(), name, batches(from)));
     let run = async |number: usize| {
         let (pipeline, mut dice) = (&pipelines[number], Dice::of(seed, "kills", number));
         let mut killed = 0;
@@ -278,4 +284,14 @@ async fn pipelines_that_are_killed_over_and_over_count_each_click_once() {
     let wrong: Vec<(u64, usize)> =
         (0..420).map(|user| (user, counted.remove(&user).unwrap_or(0))).filter(|(_, times)| *times != 1).collect();
     assert!(wrong.is_empty() && counted.is_empty(), "seed {seed}: not once, but so often: {wrong:?}, {counted:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pipelines_that_are_killed_over_and_over_count_each_click_once() {
+    killed_over_and_over(false, "pipelines_that_are_killed_over_and_over_count_each_click_once").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pipelines_that_are_killed_over_and_over_count_each_click_once_of_a_mirrored_stream() {
+    killed_over_and_over(true, "pipelines_that_are_killed_over_and_over_count_each_click_once_of_a_mirrored_stream").await;
 }

@@ -5,11 +5,9 @@ use std::time::Duration;
 use onejob::dedup::{BatchToken, ClickId, Dedup, DedupError, Verdict};
 use onejob::store::{Durability, StoreOptions};
 
-use super::{
-    PATIENT, TASKS, Told, assert_remembered, check, claim_and_commit, everybody, expected, ids, run, store_with, stream,
-};
+use super::{TASKS, Told, assert_remembered, check, claim_and_commit, everybody, expected, ids, run, store_with, stream};
 use crate::cluster::node::{Node, ThreeMasters};
-use crate::support::until;
+use crate::support::{kinds, until};
 
 /// Batches of each task.
 const BATCHES: u64 = 40;
@@ -18,7 +16,7 @@ const SHARDS: u16 = 12;
 /// How long replicas have for a write.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
-async fn dedup(cluster: &ThreeMasters, durability: Durability) -> Dedup {
+async fn processes(mirrored: bool, cluster: &ThreeMasters, durability: Durability) -> [Dedup; 2] {
     let patience = Duration::from_secs(2);
     let url = cluster.url();
     let options = StoreOptions {
@@ -28,19 +26,19 @@ async fn dedup(cluster: &ThreeMasters, durability: Durability) -> Dedup {
         response_timeout: patience,
         ..StoreOptions::new(&url)
     };
-    Dedup::new(&store_with(options).await, stream("clicks", SHARDS)).unwrap().with_patience(PATIENT)
+    super::processes(&store_with(options).await, &stream(mirrored, "clicks", SHARDS))
 }
 
 fn start<F>(
-    dedup: &Dedup,
+    processes: &[Dedup; 2],
     batches: u64,
     ask: impl Fn(Dedup, Vec<ClickId>, BatchToken) -> F + Copy + Send + Sync + 'static,
 ) -> tokio::task::JoinHandle<Told>
 where
     F: Future<Output = Vec<bool>> + Send,
 {
-    let dedup = dedup.clone();
-    tokio::spawn(async move { run(&dedup, batches, ask).await })
+    let processes = processes.clone();
+    tokio::spawn(async move { run(&processes, batches, ask).await })
 }
 
 /// Waits until each master has executed so many calls more.
@@ -51,13 +49,13 @@ async fn each_executes(masters: &[Node], more: u64) {
     }
 }
 
-async fn a_master_dies<F>(ask: impl Fn(Dedup, Vec<ClickId>, BatchToken) -> F + Copy + Send + Sync + 'static)
+async fn a_master_dies<F>(mirrored: bool, ask: impl Fn(Dedup, Vec<ClickId>, BatchToken) -> F + Copy + Send + Sync + 'static)
 where
     F: Future<Output = Vec<bool>> + Send,
 {
     let mut cluster = ThreeMasters::start(true).await;
-    let dedup = dedup(&cluster, Durability::Replicated(1)).await;
-    let all = start(&dedup, BATCHES, ask);
+    let processes = processes(mirrored, &cluster, Durability::Replicated(1)).await;
+    let all = start(&processes, BATCHES, ask);
     each_executes(&cluster.masters, 2 * TASKS).await;
     assert!(!all.is_finished());
     cluster.masters[0].die();
@@ -66,50 +64,62 @@ where
     let another = Node::of_cluster().await;
     another.follow_in_cluster(promoted).await;
     assert_eq!(all.await.unwrap(), expected(BATCHES));
-    assert_remembered(&dedup, &everybody(BATCHES)).await;
+    for process in &processes {
+        assert_remembered(process, &everybody(BATCHES)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_of_a_cluster_that_dies_in_the_middle_changes_no_verdict() {
-    a_master_dies(check).await;
+    for mirrored in kinds() {
+        a_master_dies(mirrored, check).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_of_a_cluster_that_dies_in_the_middle_of_two_phases_makes_no_click_count_twice_or_never() {
-    a_master_dies(claim_and_commit).await;
+    for mirrored in kinds() {
+        a_master_dies(mirrored, claim_and_commit).await;
+    }
 }
 
 /// A slot in which the stream has something, there and back: half of its keys here and half there for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_that_moves_there_and_back_under_load_changes_no_verdict() {
-    let cluster = ThreeMasters::start(false).await;
-    let dedup = dedup(&cluster, Durability::Memory).await;
-    let all = start(&dedup, 2 * BATCHES, check);
-    each_executes(&cluster.masters, TASKS).await;
-    let [first, _, third] = &cluster.masters[..] else { panic!("three") };
-    let keys: Vec<String> = first.tell(&["KEYS", "*clicks*"]).await;
-    let slot: u16 = first.tell(&["CLUSTER", "KEYSLOT", &keys[0]]).await;
-    let mut moved = cluster.move_slot(slot, first, third, async || {}).await;
-    assert!(!all.is_finished());
-    each_executes(&cluster.masters, TASKS).await;
-    moved += cluster.move_slot(slot, third, first, async || {}).await;
-    assert!(moved >= 2, "{moved} keys moved");
-    assert_eq!(all.await.unwrap(), expected(2 * BATCHES));
-    assert_remembered(&dedup, &everybody(2 * BATCHES)).await;
+    for mirrored in kinds() {
+        let cluster = ThreeMasters::start(false).await;
+        let processes = processes(mirrored, &cluster, Durability::Memory).await;
+        let all = start(&processes, 2 * BATCHES, check);
+        each_executes(&cluster.masters, TASKS).await;
+        let [first, _, third] = &cluster.masters[..] else { panic!("three") };
+        let keys: Vec<String> = first.tell(&["KEYS", "*clicks*"]).await;
+        let slot: u16 = first.tell(&["CLUSTER", "KEYSLOT", &keys[0]]).await;
+        let mut moved = cluster.move_slot(slot, first, third, async || {}).await;
+        assert!(!all.is_finished());
+        each_executes(&cluster.masters, TASKS).await;
+        moved += cluster.move_slot(slot, third, first, async || {}).await;
+        assert!(moved >= 2, "{moved} keys moved");
+        assert_eq!(all.await.unwrap(), expected(2 * BATCHES));
+        for process in &processes {
+            assert_remembered(process, &everybody(2 * BATCHES)).await;
+        }
+    }
 }
 
 /// Found where both batches have ids in one shard. Whatever else it did, it takes nothing from the batch whose token it is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_of_other_ids_is_a_conflict_and_takes_nothing_from_the_batch_that_has_it() {
-    let cluster = ThreeMasters::start(false).await;
-    let dedup = dedup(&cluster, Durability::Memory).await;
-    let [batch, others] = [0..600, 300..900].map(|users| ids(dedup.stream(), users));
-    let token = BatchToken::named("a file");
-    assert_eq!(dedup.check(&batch, token).await.unwrap(), [Verdict::First; 600]);
-    assert_eq!(dedup.check(&others, token).await, Err(DedupError::Conflict));
-    assert_eq!(dedup.check(&batch, token).await.unwrap(), [Verdict::First; 600]);
-    assert_remembered(&dedup, &(0..600).collect::<Vec<u64>>()).await;
-    // As many ids of the other batch are new still as its shards refused: all of them, where each shard had some of the first.
-    let told = dedup.check(&others[300..], BatchToken::random()).await.unwrap();
-    assert_eq!(told, [Verdict::First; 300]);
+    for mirrored in kinds() {
+        let cluster = ThreeMasters::start(false).await;
+        let [dedup, other] = processes(mirrored, &cluster, Durability::Memory).await;
+        let [batch, others] = [0..600, 300..900].map(|users| ids(dedup.stream(), users));
+        let token = BatchToken::named("a file");
+        assert_eq!(dedup.check(&batch, token).await.unwrap(), [Verdict::First; 600]);
+        assert_eq!(other.check(&others, token).await, Err(DedupError::Conflict));
+        assert_eq!(dedup.check(&batch, token).await.unwrap(), [Verdict::First; 600]);
+        assert_remembered(&dedup, &(0..600).collect::<Vec<u64>>()).await;
+        // As many ids of the other batch are new still as its shards refused: all of them, where each shard had some of the first.
+        let told = dedup.check(&others[300..], BatchToken::random()).await.unwrap();
+        assert_eq!(told, [Verdict::First; 300]);
+    }
 }

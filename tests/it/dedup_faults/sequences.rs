@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
 
-use super::{ids, stream};
+use super::{ids, processes, stream};
 use crate::support::Redis;
 
 /// Different users.
@@ -278,9 +278,10 @@ async fn make(dedup: &Dedup, purpose: Purpose, number: usize, users: &[u64]) -> 
     }
 }
 
-/// Makes the calls one after another; the words of the first that is answered otherwise than the map says, with those before.
-async fn play(dedup: &Dedup, steps: &[Step]) -> Result<usize, String> {
-    let stream = dedup.stream().clone();
+/// Makes the calls one after another, in one process and the other by turns; the words of the first that is answered otherwise than
+/// the map says, with those before.
+async fn play(processes: &[Dedup; 2], steps: &[Step]) -> Result<usize, String> {
+    let stream = processes[0].stream().clone();
     let (lease, window) = (stream.lease, stream.window);
     let (remembered, claims, kept) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     let mut map = Map { stream, remembered, claims, kept, released: [false; TOKENS], calls: Vec::new() };
@@ -316,7 +317,7 @@ async fn play(dedup: &Dedup, steps: &[Step]) -> Result<usize, String> {
             continue;
         }
         let began = Instant::now();
-        let told = make(dedup, purpose, token, &users).await;
+        let told = make(&processes[map.calls.len() % 2], purpose, token, &users).await;
         let now = Moment(began, Instant::now());
         let learned = match &told {
             Err(problem) => Err(problem.clone()),
@@ -360,14 +361,13 @@ fn any_order_of_calls_by_several_callers_is_answered_as_a_map_does() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let redis = runtime.block_on(Redis::start());
     let store = runtime.block_on(redis.store());
-    let mut runner = TestRunner::new(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() });
+    let mut runner = TestRunner::new(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() });
     let cases = std::cell::Cell::new(0);
-    let played = runner.run(&(steps(false), steps(false), 0..2_u16), |(mut before, after, shards)| {
+    let played = runner.run(&(any::<bool>(), steps(false), steps(false), 0..2_u16), |(mirrored, mut before, after, shards)| {
         cases.set(cases.get() + 1);
         before.extend(after);
-        let stream = stream(&format!("clicks-{}", cases.get()), 1 + 2 * shards);
-        let dedup = Dedup::new(&store, stream).unwrap();
-        runtime.block_on(play(&dedup, &before)).map(drop).map_err(TestCaseError::fail)
+        let stream = stream(mirrored, &format!("clicks-{}", cases.get()), 1 + 2 * shards);
+        runtime.block_on(play(&processes(&store, &stream), &before)).map(drop).map_err(TestCaseError::fail)
     });
     played.unwrap();
 }
@@ -375,17 +375,17 @@ fn any_order_of_calls_by_several_callers_is_answered_as_a_map_does() {
 /// The same over seconds: leases that lapse and windows that pass, of many streams at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_order_of_calls_over_leases_and_windows_is_answered_as_a_map_does() {
-    const CASES: usize = 60;
+    const CASES: usize = 120;
     let redis = Redis::start().await;
     let store = redis.store().await;
     let mut runner = TestRunner::default();
     let cases: Vec<Vec<Step>> = (0..CASES).map(|_| steps(true).new_tree(&mut runner).unwrap().current()).collect();
     let play = |(number, steps): (usize, &Vec<Step>)| {
         let (window, lease) = (Duration::from_secs(4), Duration::from_secs(1));
-        let stream = Stream { window, lease, ..stream(&format!("clicks-{number}"), 1 + 2 * (number % 2) as u16) };
-        let dedup = Dedup::new(&store, stream).unwrap();
+        let stream = Stream { window, lease, ..stream(number % 4 < 2, &format!("clicks-{number}"), 1 + 2 * (number % 2) as u16) };
+        let processes = processes(&store, &stream);
         let steps = steps.clone();
-        async move { play(&dedup, &steps).await }
+        async move { play(&processes, &steps).await }
     };
     let calls = join_all(cases.iter().enumerate().map(play)).await;
     let calls: usize = calls.into_iter().map(|played| played.unwrap_or_else(|problem| panic!("{problem}"))).sum();

@@ -36,6 +36,7 @@ async fn a_declared_stream_has_the_key_and_the_window_of_its_declaration() {
         (&["--key", "at"][..], r#"the key is ["at"], and [stream.clicks] of the configuration says ["user"]"#),
         (&["--lines"], "the key is"),
         (&["--window", "1h"], "--window is 3600s, and [stream.clicks] of the configuration says 7200s"),
+        (&["--mirrored"], "--mirrored is true, and [stream.clicks] of the configuration says false"),
         (&["--shards", "1"], "--shards is 1, and [stream.clicks] of the configuration says 3"),
         (&["--stream", "others"], "--key names what makes two records the same"),
     ] {
@@ -43,4 +44,32 @@ async fn a_declared_stream_has_the_key_and_the_window_of_its_declaration() {
         assert!(told.stderr.contains(what), "{what}: {}", told.stderr);
         assert_eq!(told.stdout, "");
     }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_declared_mirrored_is_so_for_the_filter_and_said_of_another_one_it_is_refused() {
+    let redis = Redis::start().await;
+    let place = Place::of(redis.url(), "{\"user\":\"ada\"}\n{\"user\":\"bob\"}\n", String::new());
+    let filter = |declared: &[&str], arguments: &[&str]| {
+        let mut command = crate::cli::onejob();
+        command.current_dir(place.path("")).args(["--set", &format!("redis.url={}", redis.url())]);
+        command.args(declared.iter().flat_map(|entry| ["--set", entry]));
+        command.args(["dedup", "--input", "input", "--key", "user"]).args(arguments);
+        command
+    };
+    let declared = ["stream.clicks.fields=[\"user\"]", "stream.clicks.mirrored=true"];
+    let stream = Stream { mirrored: true, ..Stream::new("clicks", &["user"]) };
+    let dedup = Dedup::new(&redis.store().await, stream).unwrap();
+    let bob = dedup.stream().id_of_json(&serde_json::json!({"user": "bob"})).unwrap();
+    assert_eq!(dedup.check(&[bob], BatchToken::random()).await.unwrap(), [Verdict::First]);
+    let told = ended(filter(&declared, &[])).await.expect(0);
+    assert_eq!(told.stdout, "{\"user\":\"ada\"}\n");
+    // Said again, or by somebody who has no declaration.
+    for declared in [&declared[..], &[]] {
+        assert_eq!(ended(filter(declared, &["--mirrored"])).await.expect(0).stdout, "");
+    }
+    // Redis says it to who does not know of it.
+    let told = ended(filter(&[], &["--patience", "1s"])).await.expect(6);
+    assert_eq!(told.stdout, "");
+    assert!(told.stderr.contains("BADSCHEMA"), "{}", told.stderr);
 }

@@ -91,6 +91,8 @@ fn whole(header: &str, records: &[(String, String)]) -> String {
 struct Place {
     directory: TempDir,
     url: String,
+    /// Whether it has a copy of the stream.
+    mirrored: bool,
     /// What comes out of it undisturbed.
     firsts: String,
 }
@@ -104,7 +106,7 @@ impl Place {
     fn of(url: &str, input: &str, firsts: String) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("input"), input).unwrap();
-        Place { directory, url: url.to_owned(), firsts }
+        Place { directory, url: url.to_owned(), mirrored: false, firsts }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -119,7 +121,7 @@ impl Place {
     fn filter(&self, arguments: &[&str]) -> Command {
         let mut command = onejob();
         command.current_dir(self.directory.path()).args(["--set", &format!("redis.url={}", self.url), "dedup"]);
-        command.args(["--summary", "json"]).args(arguments);
+        command.args(["--summary", "json"]).args(self.mirrored.then_some("--mirrored")).args(arguments);
         command
     }
 

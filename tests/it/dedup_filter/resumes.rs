@@ -55,10 +55,9 @@ pub(super) async fn killed_until_complete(place: &Place, arguments: &[&str], sig
     }
 }
 
-#[tokio::test]
-async fn killed_at_many_moments_it_ends_with_the_same_bytes() {
+async fn killed_at_many_moments(mirrored: bool) {
     let redis = Redis::start().await;
-    let place = Place::new(redis.url(), "csv");
+    let place = Place { mirrored, ..Place::new(redis.url(), "csv") };
     let arguments = ["--format", "csv", "--key", "click_id", "--batch", "200", "--in-flight", "3", "--lease", "5s"];
     let kills = killed_until_complete(&place, &arguments, Signal::KILL).await;
     assert!(kills >= 3, "{kills} kills");
@@ -73,6 +72,16 @@ async fn killed_at_many_moments_it_ends_with_the_same_bytes() {
 }
 
 #[tokio::test]
+async fn killed_at_many_moments_it_ends_with_the_same_bytes() {
+    killed_at_many_moments(false).await;
+}
+
+#[tokio::test]
+async fn killed_at_many_moments_it_ends_with_the_same_bytes_with_a_copy() {
+    killed_at_many_moments(true).await;
+}
+
+#[tokio::test]
 async fn signaled_at_many_moments_it_ends_with_the_same_bytes() {
     let redis = Redis::start().await;
     let place = Place::new(redis.url(), "lines");
@@ -81,16 +90,18 @@ async fn signaled_at_many_moments_it_ends_with_the_same_bytes() {
 }
 
 /// The same log from its beginning and from its end: whatever one has claimed the other one waits for, and neither waits for ever.
-#[tokio::test]
-async fn two_at_once_let_each_record_through_once() {
+async fn two_at_once(mirrored: bool) {
     let redis = Redis::start().await;
-    let forth = Place::new(redis.url(), "lines");
-    let back = Place::of(
-        redis.url(),
-        &lines_of(&forth.path("input")).into_iter().rev().map(|l| l + "\n").collect::<String>(),
-        String::new(),
-    );
-    let same = Place::new(redis.url(), "lines");
+    let forth = Place { mirrored, ..Place::new(redis.url(), "lines") };
+    let back = Place {
+        mirrored,
+        ..Place::of(
+            redis.url(),
+            &lines_of(&forth.path("input")).into_iter().rev().map(|l| l + "\n").collect::<String>(),
+            String::new(),
+        )
+    };
+    let same = Place { mirrored, ..Place::new(redis.url(), "lines") };
     let arguments = ["--lines", "--batch", "300", "--in-flight", "3"];
     let runs = [&forth, &back, &same].map(|place| ended(place.resumable(&arguments)));
     for told in within(join_all(runs)).await {
@@ -109,10 +120,19 @@ async fn two_at_once_let_each_record_through_once() {
 }
 
 #[tokio::test]
-async fn a_redis_that_dies_or_pauses_is_waited_for_and_given_up_in_time() {
+async fn two_at_once_let_each_record_through_once() {
+    two_at_once(false).await;
+}
+
+#[tokio::test]
+async fn two_at_once_let_each_record_through_once_each_with_a_copy() {
+    two_at_once(true).await;
+}
+
+async fn a_redis_dies_or_pauses(mirrored: bool) {
     let directory = tempfile::tempdir().unwrap();
     let redis = DurableRedis::start_with(directory.path(), &[]).await;
-    let place = Place::new(&redis.url(), "lines");
+    let place = Place { mirrored, ..Place::new(&redis.url(), "lines") };
     let start = |arguments: &[&str]| {
         let mut command = place.resumable(&[LINES, arguments].concat());
         command.stderr(Stdio::piped());
@@ -135,6 +155,16 @@ async fn a_redis_that_dies_or_pauses_is_waited_for_and_given_up_in_time() {
     let output = within(child.wait_with_output()).await.unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     place.is_as_undisturbed();
+}
+
+#[tokio::test]
+async fn a_redis_that_dies_or_pauses_is_waited_for_and_given_up_in_time() {
+    a_redis_dies_or_pauses(false).await;
+}
+
+#[tokio::test]
+async fn a_redis_that_dies_or_pauses_is_waited_for_and_given_up_in_time_with_a_copy() {
+    a_redis_dies_or_pauses(true).await;
 }
 
 /// Killed between its state and its commits, away until its claims have lapsed, and somebody else counts meanwhile.
@@ -337,17 +367,26 @@ async fn claims_of_the_last_starts_are_given_back_and_older_ones_are_waited_for(
 
 /// The wires of some are cut while batches are claimed and others being committed, for longer than claims stand. Only what was
 /// written already may be lost to whoever counts meanwhile.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_claims_that_lapsed_before_they_were_written_nothing_is_lost() {
+async fn claims_lapse_before_they_are_written(mirrored: bool) {
     let directory = tempfile::tempdir().unwrap();
     let redis = DurableRedis::start_with(directory.path(), &[]).await;
     // It writes two states before its first batch. At one moment or another there are claims in its hands.
-    join_all((3..=7).map(|steps| cut_off_for_a_lease(&redis, steps))).await;
+    join_all((3..=7).map(|steps| cut_off_for_a_lease(mirrored, &redis, steps))).await;
 }
 
-async fn cut_off_for_a_lease(redis: &DurableRedis, steps: usize) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_claims_that_lapsed_before_they_were_written_nothing_is_lost() {
+    claims_lapse_before_they_are_written(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_claims_that_lapsed_before_they_were_written_nothing_is_lost_with_a_copy() {
+    claims_lapse_before_they_are_written(true).await;
+}
+
+async fn cut_off_for_a_lease(mirrored: bool, redis: &DurableRedis, steps: usize) {
     let wire = Proxy::start(redis.socket(), redis.announced());
-    let place = Place::new(&wire.url(), "lines");
+    let place = Place { mirrored, ..Place::new(&wire.url(), "lines") };
     let stream = format!("clicks-{steps}");
     let mut command = place.resumable(&["--lines", "--batch", "300", "--in-flight", "8", "--lease", "4s", "--stream", &stream]);
     command.stderr(Stdio::piped());
@@ -364,7 +403,7 @@ async fn cut_off_for_a_lease(redis: &DurableRedis, steps: usize) {
     let pending = place.state().unwrap()["pending"].as_array().unwrap().clone();
     let at = |value: &serde_json::Value| usize::try_from(value.as_u64().unwrap()).unwrap();
     let written: usize = pending.iter().map(|batch| place.firsts[at(&batch["begin"])..at(&batch["end"])].lines().count()).sum();
-    let direct = Place::of(&redis.url(), &place.read("input"), String::new());
+    let direct = Place { mirrored, ..Place::of(&redis.url(), &place.read("input"), String::new()) };
     let other = ended(direct.filter(&["--lines", "--input", "input", "--stream", &stream])).await.expect(0);
     wire.set(Mode::Pass);
     let output = within(child.wait_with_output()).await.unwrap();

@@ -303,3 +303,8 @@ impl Redis {
         self.command(words).await
     }
 }
+
+/// Both kinds of streams of clicks, one after the other: in buckets, and mirrored. What is printed says with which one a test failed.
+pub fn kinds() -> impl Iterator<Item = bool> {
+    [false, true].into_iter().inspect(|mirrored| println!("mirrored: {mirrored}"))
+}
