@@ -172,7 +172,7 @@ async fn a_log_that_takes_longer_to_read_than_anybody_waits_is_read() {
 async fn calls_wait_for_one_another_as_long_as_their_own_patience() {
     let redis = Redis::start().await;
     let wire = Duration::from_millis(500);
-    let options = StoreOptions { connect_timeout: wire, response_timeout: wire, ..StoreOptions::new(&redis.url()) };
+    let options = StoreOptions { connect_timeout: wire, response_timeout: wire, ..StoreOptions::new(redis.url()) };
     let (store, _) = Store::connect(options).await.unwrap();
     let dedup = Dedup::new(&store, stream(1)).unwrap();
     assert_eq!(firsts(&dedup, 0..1_000).await, 1_000);
