@@ -9,7 +9,7 @@ use onejob::store::{DedupLevel, Store, StoreOptions};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-use crate::fleet::proxy::Proxy;
+use crate::fleet::proxy::{Mode, Proxy};
 use crate::support::{Redis, until};
 
 const SHARD: &str = "oj:dedup:{clicks/00}";
@@ -147,6 +147,62 @@ async fn a_copy_that_was_read_in_part_is_read_anew() {
     assert_eq!(firsts(&reader, 0..10_000).await, 0);
 }
 
+/// The master dies while a copy is read, and what had been read of it is not what its replica has.
+#[tokio::test]
+async fn what_was_read_of_a_master_that_died_meanwhile_is_not_believed() {
+    let redis = Redis::start_alone(&[]).await;
+    let store = redis.store().await;
+    let writer = Dedup::new(&store, stream(1)).unwrap();
+    assert_eq!(firsts(&writer, 0..9_000).await, 9_000);
+    let replica = saved(&redis).await;
+    for batch in 1..10 {
+        assert_eq!(firsts(&writer, batch * 9_000..(batch + 1) * 9_000).await, 9_000);
+    }
+    let socket = redis.socket().strip_prefix("redis+unix://").expect("a socket");
+    let proxy = Proxy::start(socket.into(), None);
+    let wire = Duration::from_secs(1);
+    let options = StoreOptions { connect_timeout: wire, response_timeout: wire, ..StoreOptions::new(&proxy.url()) };
+    until("the wire stands", async || Store::connect(options.clone()).await.is_ok()).await;
+    let (slow, _) = Store::connect(options).await.unwrap();
+    let reader = Dedup::new(&slow, stream(1)).unwrap();
+    assert_eq!(slow.dedup_level("clicks", 0).await.unwrap().ids, 90_000);
+    let ranges = calls(&redis, "getrange").await;
+    proxy.set(Mode::Hold(Duration::from_millis(200)));
+    let dies = async {
+        until("it reads the second piece", async || calls(&redis, "getrange").await >= ranges + 2).await;
+        proxy.set(Mode::Refuse);
+        put_back(&redis, &replica).await;
+    };
+    let (told, ()) = tokio::join!(reader.follow(), dies);
+    told.unwrap_err();
+    proxy.set(Mode::Pass);
+    assert_eq!(firsts(&reader, 8_990..9_010).await, 10);
+}
+
+#[tokio::test]
+async fn a_log_is_read_once_for_all_who_wait() {
+    let redis = Redis::start_alone(&[]).await;
+    let store = redis.store().await;
+    let writer = Dedup::new(&store, stream(1)).unwrap();
+    for batch in 0..10 {
+        assert_eq!(firsts(&writer, batch * 10_000..(batch + 1) * 10_000).await, 10_000);
+    }
+    let reader = Dedup::new(&store, stream(1)).unwrap();
+    let before = calls(&redis, "getrange").await;
+    let told = join_all((0..16_u64).map(|user| firsts(&reader, user..user + 1))).await;
+    assert_eq!(told, [0; 16]);
+    // A megabyte, 256 KiB at once.
+    let read = calls(&redis, "getrange").await - before;
+    assert!((4..=8).contains(&read), "{read}");
+}
+
+/// How often a command was executed.
+async fn calls(redis: &Redis, command: &str) -> u64 {
+    let info: String = redis.command(&["INFO", "commandstats"]).await;
+    let line = info.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+}
+
 /// Whoever waits gives up, and the log is read all the same.
 #[tokio::test]
 async fn a_log_that_takes_longer_to_read_than_anybody_waits_is_read() {
@@ -234,18 +290,13 @@ async fn a_copy_that_was_read_from_two_masters_has_no_gap() {
     let reader = Dedup::new(&slow, stream(1)).unwrap();
     // The first of what it sends, so that all of it is on its way from here on.
     assert_eq!(slow.dedup_level("clicks", 0).await.unwrap().ids, 9_010);
-    let calls = async |command: &str| {
-        let info: String = redis.command(&["INFO", "commandstats"]).await;
-        let line = info.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
-        line.map_or(0, |line| line.split(',').next().unwrap().parse::<u64>().unwrap())
-    };
-    let (gets, ranges) = (calls("get").await, calls("getrange").await);
-    proxy.set(crate::fleet::proxy::Mode::Hold(Duration::from_millis(700)));
+    let (gets, ranges) = (calls(&redis, "get").await, calls(&redis, "getrange").await);
+    proxy.set(Mode::Hold(Duration::from_millis(700)));
     let master_dies = async {
         // Two in the script, and one for the shard.
-        until("it has been told how long the log is", async || calls("get").await >= gets + 3).await;
+        until("it has been told how long the log is", async || calls(&redis, "get").await >= gets + 3).await;
         put_back(&redis, &before).await;
-        until("it has read all that there is", async || calls("getrange").await >= ranges + 2).await;
+        until("it has read all that there is", async || calls(&redis, "getrange").await >= ranges + 2).await;
         let writer = Dedup::new(&store, stream(1)).unwrap();
         assert_eq!(writer.check(&batch, token).await.unwrap(), [Verdict::First; 10], "its first answer was lost");
     };
