@@ -336,6 +336,14 @@ async fn shorter_slices_of_others_are_no_clock_that_was_set_back() {
     let three = behind(&news, 1);
     let (verdicts, news) = checked(log.check(Says { position: three, oldest: 1, verdicts: "0" }, &ids([0])).await);
     assert_eq!((&verdicts[..], news.oldest, news.chunk), ("0", 1, 2));
+    // Nor does the stream's time stand still for them; and where the clock is set back indeed, it goes on where the chunk began.
+    let chunk_after = async |by_ms: i64| {
+        log.pass(by_ms).await;
+        checked(log.add_for_an_hour(Says { position: three, oldest: 2, verdicts: "0" }, &ids([20])).await).1.chunk
+    };
+    assert_eq!(chunk_after(-72 * HOUR_MS).await, 2);
+    assert_eq!(chunk_after(2 * HOUR_MS).await, 2);
+    assert_eq!(chunk_after(3 * HOUR_MS + MINUTE_MS).await, 3);
 }
 
 /// A window is being made longer: some have the old one still.
@@ -349,8 +357,22 @@ async fn a_chunk_lives_as_long_as_the_longest_window_of_those_who_add_to_it() {
     let two = log.add(behind(&news, 10), &ids(10..20)).await;
     let long_ms = life_ms().await;
     assert!((10 * HOUR_MS..11 * HOUR_MS).contains(&long_ms), "{long_ms}");
-    checked(log.add_for_an_hour(from(two), &ids(20..30)).await);
+    let (_, news) = checked(log.add_for_an_hour(from(two), &ids(20..30)).await);
     assert!((long_ms - MINUTE_MS..=long_ms).contains(&life_ms().await), "{long_ms}");
+    // The next one is as its own callers want it.
+    log.pass(31 * MINUTE_MS).await;
+    let (_, news) = checked(log.add_for_an_hour(from(behind(&news, 10)), &ids(30..40)).await);
+    assert_eq!(news.chunk, 2);
+    let next_ms: i64 = log.redis.command(&["PTTL", &format!("{SHARD}:m:2")]).await;
+    assert!((HOUR_MS..2 * HOUR_MS).contains(&next_ms), "{next_ms}");
+    log.pass(31 * MINUTE_MS).await;
+    let (_, news) = checked(log.check(from(behind(&news, 10)), &ids(40..50)).await);
+    let three = behind(&news, 10);
+    for chunk_after_ms in [0, 4 * HOUR_MS] {
+        log.pass(chunk_after_ms).await;
+        let (verdicts, news) = checked(log.check(Says { position: three, oldest: 3, verdicts: "0" }, &ids([40])).await);
+        assert_eq!((&verdicts[..], news.chunk), ("0", 3));
+    }
 }
 
 #[tokio::test]
