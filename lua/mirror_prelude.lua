@@ -43,13 +43,15 @@ local function mirror_shard(key, now, window, slice_ms)
 end
 
 -- The frames behind what a caller has read, '' if there are none; nil if it is not what stands here, or too far behind. A caller
--- that has read nothing has the chunk 0.
+-- that has read nothing has the chunk 0. Where nothing stands in the running chunk, who has read all is known by the digest: the chunk
+-- that he read last may be forgotten.
 local function mirror_tail(key, shard, number, offset, digest)
   local chunks = shard[M.chunks]
   local running, before = chunks[#chunks], chunks[#chunks - 1]
   local from = number == running[C.number] and offset
     or (before and number == before[C.number] and offset == before[C.bytes] and 0)
     or (not before and number == 0 and 0)
+    or (number > 0 and running[C.bytes] == 0 and 0)
   local bytes = from and running[C.bytes] - from
   if not from or bytes < 0 or bytes > MIRROR_TAIL_BYTES_MAX then
     return nil

@@ -322,6 +322,18 @@ async fn a_clock_set_back_unsees_no_id_and_stops_no_slice() {
     assert_eq!(news.chunk, 2);
 }
 
+/// What was read is forgotten, and Redis has not been told yet: there is nothing that could be read.
+#[tokio::test]
+async fn who_has_read_a_log_that_is_forgotten_by_now_is_not_behind() {
+    let log = Log::open().await;
+    let one = log.add(NOWHERE, &ids(0..10)).await;
+    log.pass(15 * HOUR_MS + MINUTE_MS).await;
+    let other = MirrorPosition { digest: [b'f'; 12], ..one };
+    assert_eq!(log.check(from(other), &ids([0])).await, Mirrored::Behind { oldest: 2 });
+    let (verdicts, news) = checked(log.check(from(one), &ids([0])).await);
+    assert_eq!((&verdicts[..], news.oldest, news.chunk, news.offset), ("1", 2, 2, 0));
+}
+
 /// A window is being shortened: some have the new one already.
 #[tokio::test]
 async fn shorter_slices_of_others_are_no_clock_that_was_set_back() {
