@@ -8,8 +8,9 @@ local MIRROR_TAIL_BYTES_MAX = 65536   -- who lacks more than this reads it first
 local MIRROR_CHUNK_BYTES_MAX = 16760832   -- a chunk with so many is followed by another one; with a last frame it takes 16 MiB
 local MIRROR_FEW_BYTES = 1000   -- so few ids are looked for in the frames one by one
 
--- What is known of a mirrored stream in one shard.
-local M = { schema = 1, added_ms = 2, digest = 3, chunks = 4 }
+-- What is known of a mirrored stream in one shard. The last two are of its running chunk: the slice that it was begun with, and the
+-- longest window of those who have added to it.
+local M = { schema = 1, added_ms = 2, digest = 3, chunks = 4, slice_ms = 5, window = 6 }
 -- One chunk of its log, the running one last.
 local C = { number = 1, end_ms = 2, bytes = 3, ids = 4 }
 
@@ -20,19 +21,20 @@ end
 -- What is known of a shard, brought to this moment, and the stream's time.
 local function mirror_shard(key, now, window, slice_ms)
   local packed = redis.call('GET', key)
-  local shard = packed and cmsgpack.unpack(packed) or { MIRROR_SCHEMA, 0, string.rep('0', MIRROR_DIGEST_BYTES), {} }
+  local shard = packed and cmsgpack.unpack(packed) or { MIRROR_SCHEMA, 0, string.rep('0', MIRROR_DIGEST_BYTES), {}, slice_ms, 0 }
   dedup_schema(shard[M.schema], MIRROR_SCHEMA)
   local chunks = shard[M.chunks]
   local running = chunks[#chunks]
-  if running and now + shard[M.added_ms] < running[C.end_ms] - 2 * slice_ms then
+  if running and now + shard[M.added_ms] < running[C.end_ms] - 2 * shard[M.slice_ms] then
     -- Redis' clock was set back by more than a slice, and this one would not end in time: from here on its time is told on.
-    shard[M.added_ms] = running[C.end_ms] - slice_ms - now
+    shard[M.added_ms] = running[C.end_ms] - shard[M.slice_ms] - now
   end
   local told = now + shard[M.added_ms]
   local over = not running or told >= running[C.end_ms] or running[C.bytes] >= MIRROR_CHUNK_BYTES_MAX
   -- What Redis lost of a chunk nobody brings back; what follows must not stand behind a gap.
   if over or redis.call('STRLEN', mirror_key(key, running)) < running[C.bytes] then
     chunks[#chunks + 1] = { running and running[C.number] + 1 or 1, told + slice_ms, 0, 0 }
+    shard[M.slice_ms], shard[M.window] = slice_ms, 0
   end
   while chunks[1][C.end_ms] + window <= told do
     table.remove(chunks, 1)
@@ -41,13 +43,15 @@ local function mirror_shard(key, now, window, slice_ms)
 end
 
 -- The frames behind what a caller has read, '' if there are none; nil if it is not what stands here, or too far behind. A caller
--- that has read nothing has the chunk 0: where everything before the running chunk is forgotten, it lacks no more than others.
+-- that has read nothing has the chunk 0: where everything before the running chunk is forgotten, it lacks no more than others. Where
+-- nothing stands in that one, who has read all is known by the digest: the chunk that it read last may be forgotten.
 local function mirror_tail(key, shard, number, offset, digest)
   local chunks = shard[M.chunks]
   local running, before = chunks[#chunks], chunks[#chunks - 1]
   local from = number == running[C.number] and offset
     or (before and number == before[C.number] and offset == before[C.bytes] and 0)
     or (not before and number < running[C.number] and 0)
+    or (number > 0 and running[C.bytes] == 0 and 0)
   local bytes = from and running[C.bytes] - from
   if not from or bytes < 0 or bytes > MIRROR_TAIL_BYTES_MAX then
     return nil
@@ -132,8 +136,11 @@ local function mirror_remember(key, verdicts_key, fingerprint, shard, told, wind
     local frame = string.char(math.floor(count / 256), count % 256) .. shard[M.digest] .. ids
     local chunk = mirror_key(key, running)
     redis.call('SETRANGE', chunk, text(began), frame)
-    if began == 0 then
+    if window > shard[M.window] then
       redis.call('PEXPIRE', chunk, ttl)
+      shard[M.window] = window
+    end
+    if began == 0 then
       local before = shard[M.chunks][#shard[M.chunks] - 1]
       if before then
         mirror_trim(mirror_key(key, before))

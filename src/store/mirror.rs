@@ -299,7 +299,7 @@ struct Chunk {
 }
 
 fn read(packed: &[u8]) -> Result<MirrorShard, String> {
-    let (schema, _, digest, chunks): (u64, f64, String, Vec<Chunk>) =
+    let (schema, _, digest, chunks, _, _): (u64, f64, String, Vec<Chunk>, u64, u64) =
         rmp_serde::from_slice(packed).map_err(|error| error.to_string())?;
     if schema != MIRROR_SCHEMA {
         return Err(format!("its schema is {schema}, that of a mirrored stream is {MIRROR_SCHEMA}"));

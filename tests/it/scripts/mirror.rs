@@ -100,6 +100,15 @@ impl Log {
         behind(&news, verdicts.matches('1').count())
     }
 
+    /// Somebody adds ids who has the stream with a window of one hour, and slices of half an hour.
+    async fn add_for_an_hour(&self, says: Says<'_>, ids: &[MirrorId]) -> Mirrored {
+        let check = async |batch: &DedupBatch<'_>, view: &MirrorView<'_>| {
+            let batch = DedupBatch { window_ms: 3_600_000, slice_ms: 1_800_000, ..*batch };
+            self.store.mirror_batch(&batch, view).await
+        };
+        self.ask(*uuid::Uuid::new_v4().as_bytes(), says, ids, check).await.expect("a reply")
+    }
+
     /// Lets so much time pass for the stream, or, below zero, sets Redis' clock back.
     async fn pass(&self, by_ms: i64) {
         self.change("shard[2] = shard[2] + ARGV[1]", &by_ms.to_string()).await;
@@ -311,6 +320,71 @@ async fn a_clock_set_back_unsees_no_id_and_stops_no_slice() {
     log.pass(5 * HOUR_MS + MINUTE_MS).await;
     let (_, news) = checked(log.check(from(one), &ids([1])).await);
     assert_eq!(news.chunk, 2);
+}
+
+/// What was read is forgotten, and Redis has not been told yet: there is nothing that could be read.
+#[tokio::test]
+async fn who_has_read_a_log_that_is_forgotten_by_now_is_not_behind() {
+    let log = Log::open().await;
+    let one = log.add(NOWHERE, &ids(0..10)).await;
+    log.pass(15 * HOUR_MS + MINUTE_MS).await;
+    let other = MirrorPosition { digest: [b'f'; 12], ..one };
+    assert_eq!(log.check(from(other), &ids([0])).await, Mirrored::Behind { oldest: 2 });
+    let (verdicts, news) = checked(log.check(from(one), &ids([0])).await);
+    assert_eq!((&verdicts[..], news.oldest, news.chunk, news.offset), ("1", 2, 2, 0));
+}
+
+/// A window is being shortened: some have the new one already.
+#[tokio::test]
+async fn shorter_slices_of_others_are_no_clock_that_was_set_back() {
+    let log = Log::open().await;
+    let one = log.add(NOWHERE, &ids(0..10)).await;
+    log.pass(5 * HOUR_MS + MINUTE_MS).await;
+    let two = log.add(one, &ids(10..20)).await;
+    assert_eq!(two.chunk, 2);
+    let says = Says { position: two, oldest: 1, verdicts: "01" };
+    let (verdicts, news) = checked(log.add_for_an_hour(says, &ids([0, 20])).await);
+    assert_eq!((&verdicts[..], news.oldest, news.chunk), ("01", 1, 2));
+    let three = behind(&news, 1);
+    let (verdicts, news) = checked(log.check(Says { position: three, oldest: 1, verdicts: "0" }, &ids([0])).await);
+    assert_eq!((&verdicts[..], news.oldest, news.chunk), ("0", 1, 2));
+    // Nor does the stream's time stand still for them; and where the clock is set back indeed, it goes on where the chunk began.
+    let chunk_after = async |by_ms: i64| {
+        log.pass(by_ms).await;
+        checked(log.add_for_an_hour(Says { position: three, oldest: 2, verdicts: "0" }, &ids([20])).await).1.chunk
+    };
+    assert_eq!(chunk_after(-72 * HOUR_MS).await, 2);
+    assert_eq!(chunk_after(2 * HOUR_MS).await, 2);
+    assert_eq!(chunk_after(3 * HOUR_MS + MINUTE_MS).await, 3);
+}
+
+/// A window is being made longer: some have the old one still.
+#[tokio::test]
+async fn a_chunk_lives_as_long_as_the_longest_window_of_those_who_add_to_it() {
+    let log = Log::open().await;
+    let life_ms = async || log.redis.command::<i64>(&["PTTL", &format!("{SHARD}:m:1")]).await;
+    let (_, news) = checked(log.add_for_an_hour(from(NOWHERE), &ids(0..10)).await);
+    let short_ms = life_ms().await;
+    assert!((HOUR_MS..2 * HOUR_MS).contains(&short_ms), "{short_ms}");
+    let two = log.add(behind(&news, 10), &ids(10..20)).await;
+    let long_ms = life_ms().await;
+    assert!((10 * HOUR_MS..11 * HOUR_MS).contains(&long_ms), "{long_ms}");
+    let (_, news) = checked(log.add_for_an_hour(from(two), &ids(20..30)).await);
+    assert!((long_ms - MINUTE_MS..=long_ms).contains(&life_ms().await), "{long_ms}");
+    // The next one is as its own callers want it.
+    log.pass(31 * MINUTE_MS).await;
+    let (_, news) = checked(log.add_for_an_hour(from(behind(&news, 10)), &ids(30..40)).await);
+    assert_eq!(news.chunk, 2);
+    let next_ms: i64 = log.redis.command(&["PTTL", &format!("{SHARD}:m:2")]).await;
+    assert!((HOUR_MS..2 * HOUR_MS).contains(&next_ms), "{next_ms}");
+    log.pass(31 * MINUTE_MS).await;
+    let (_, news) = checked(log.check(from(behind(&news, 10)), &ids(40..50)).await);
+    let three = behind(&news, 10);
+    for chunk_after_ms in [0, 4 * HOUR_MS] {
+        log.pass(chunk_after_ms).await;
+        let (verdicts, news) = checked(log.check(Says { position: three, oldest: 3, verdicts: "0" }, &ids([40])).await);
+        assert_eq!((&verdicts[..], news.chunk), ("0", 3));
+    }
 }
 
 #[tokio::test]
