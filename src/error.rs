@@ -89,6 +89,11 @@ impl StoreError {
         matches!(self, StoreError::Fatal { code, .. } if matches!(code.as_str(), "NOPERM" | "NOAUTH"))
     }
 
+    /// Whether what stands in Redis was written by another version, or, of a stream of clicks, for a stream of the other kind.
+    pub fn is_of_another_schema(&self) -> bool {
+        matches!(self, StoreError::Fatal { code, .. } if code == "BADSCHEMA")
+    }
+
     pub(crate) fn fatal(code: &str, detail: impl fmt::Display) -> Self {
         StoreError::Fatal { code: code.to_owned(), detail: detail.to_string() }
     }

@@ -474,6 +474,8 @@ async fn filter(
         }
         Err(Broken::Failed(failure)) => {
             tell("failed");
+            let settled =
+                if failure.exit == Exit::Usage && counts.records == 0 { "nothing was remembered".to_owned() } else { settled };
             Err(Failure { error: anyhow::Error::msg(format!("{failure}; {settled}")), ..failure })
         }
         Ok(Ended::Refused(stopped)) => {

@@ -493,6 +493,12 @@ fn refused<V>(app: &App, dedup: &Dedup, error: DedupError<V>) -> Problem {
             let detail = format!("the key stands for other clicks of the stream {name:?}; use another key for these");
             Problem::new(Kind::KeyConflict, detail).status(app.options.conflict.code())
         }
+        DedupError::Unanswered { verdicts, unanswered, error } if error.is_of_another_schema() => {
+            tracing::error!(stream = name, %error, "others who ask about a stream declare it otherwise");
+            let detail =
+                format!("others who ask about the stream {name:?} declare it otherwise: it is mirrored for all, or for nobody");
+            Problem::new(Kind::StoreRefused, detail).member("clicks", verdicts.len()).member("unanswered", unanswered)
+        }
         DedupError::Unanswered { verdicts, unanswered, error } => {
             Problem::store(&error, SAME_CLICKS).member("clicks", verdicts.len()).member("unanswered", unanswered)
         }

@@ -165,6 +165,17 @@ async fn of_two_hundred_posts_of_one_click_at_two_gateways_one_is_told_first() {
 }
 
 #[tokio::test]
+async fn a_gateway_that_declares_a_stream_otherwise_is_told_so() {
+    let site = Site::with(with_clicks_of(false)).await;
+    let other = serve(&site.redis, &site.provider, with_clicks_of(true)).await;
+    assert_eq!(verdicts(post(&site.alice(), CLICKS, "k", clicks([7])).await), ["first"]);
+    let problem = post(&other.client.with_token("alice"), CLICKS, "l", clicks([7, 8])).await.problem(500, "store-refused");
+    let detail = problem["detail"].as_str().unwrap();
+    assert!(detail.contains("the stream \"clicks\" declare it otherwise"), "{problem}");
+    assert_eq!(verdicts(post(&site.alice(), CLICKS, "m", clicks([7, 8])).await), ["duplicate", "first"]);
+}
+
+#[tokio::test]
 async fn a_claim_keeps_clicks_until_it_is_committed_or_released_under_its_key() {
     for mirrored in kinds() {
         let site = Site::with(with_clicks_of(mirrored)).await;

@@ -550,6 +550,8 @@ where
     DedupError<V>: std::error::Error,
 {
     let exit = match &error {
+        // Others declare the stream otherwise: no later try will do.
+        DedupError::Unanswered { error, .. } if error.is_of_another_schema() => Exit::Usage,
         DedupError::Unanswered { .. } => Exit::Unavailable,
         DedupError::TooMany { .. } | DedupError::Conflict => Exit::Internal,
     };
