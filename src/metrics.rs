@@ -533,13 +533,12 @@ pub(crate) fn dedup_batch(stream: &str, outcome: &'static str) {
     counter!(DEDUP_BATCHES, "stream" => stream.to_owned(), "outcome" => outcome).increment(1);
 }
 
-/// How full a stream is. One that is mirrored has no buckets.
+/// How full a stream is. One that is mirrored has no buckets, nor has one that nobody has asked about.
 #[cfg(feature = "gateway")]
 pub(crate) fn dedup_level(stream: &str, ids: u64, buckets: u64, bytes: u64) {
     gauge!(DEDUP_REMEMBERED, "stream" => stream.to_owned()).set(ids as f64);
-    if buckets > 0 {
-        gauge!(DEDUP_BUCKET, "stream" => stream.to_owned()).set(ids as f64 / buckets as f64);
-    }
+    let of_a_bucket = if buckets > 0 { ids as f64 / buckets as f64 } else { 0.0 };
+    gauge!(DEDUP_BUCKET, "stream" => stream.to_owned()).set(of_a_bucket);
     gauge!(DEDUP_BYTES, "stream" => stream.to_owned()).set(bytes as f64);
 }
 
